@@ -26,6 +26,7 @@ _MODULES = {
     "postgres": "bench.benchmarks.postgres",
     "engines": "bench.benchmarks.engines",
     "semantic": "bench.benchmarks.semantic",
+    "http": "bench.benchmarks.http",
     "floods": "bench.benchmarks.floods",
     "move": "bench.benchmarks.move",
     "peers": "bench.benchmarks.peers",

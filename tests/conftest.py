@@ -33,11 +33,17 @@ LONGEST_CALLBACK_SECONDS = 0.75 if sys.gettrace() is None else 2.0  # measuring 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test on PostgreSQL or etcd uses a server, and counts as slow."""
+    """A test on PostgreSQL or etcd uses a server, and counts as slow.
+
+    Commands parse, call and print: what they call is tested on every database, so that on PostgreSQL they only repeat
+    what they have shown on a file.
+    """
     for item in items:
         names = (item.nodeid, *getattr(item, "fixturenames", ()))
         if any(server in name for server in ("postgres", "etcd") for name in names):
             item.add_marker("slow")
+        if item.nodeid.startswith("tests/cli/") and "postgresql" in item.nodeid.partition("[")[2]:
+            item.add_marker("repeats")
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""Generates from the code: the reference, docs/api/asyncapi.json, the table of settings, and synchronous modules."""
+"""Generates from the code: the references, the documents of both APIs, the table of settings, synchronous modules."""
 
 import importlib
 import inspect
@@ -23,6 +23,16 @@ docstrings, not the page. How to use them is in the guides for [the tuple store]
 
 `Key` stands for `Sequence[str | bytes | int | float | bool]`: a tuple, in most cases."""
 
+HTTP_HEAD: Final = """\
+# The HTTP API, path by path
+
+Every path and method, with its parameters and answers. This page and [openapi.json](openapi.json) are written by
+`scripts/reference` from the tables of routes; a running service shows the document at `/openapi.json`. How to use the
+API is in [its guide](../guides/HTTP_API.md).
+
+A path of the tuple store has a second form, for a named store: `/v1/db/{store}/kv/…` instead of `/v1/kv/…`. Refusals
+are `application/problem+json` with `type`, `title`, `status`, `detail` and `code`."""
+
 _BEHIND: Final = {
     "DatabaseClient": ("kv", "PluginKV"),
     "Flags": ("live()", "LiveFlags"),
@@ -44,6 +54,8 @@ def documents() -> dict[Path, str]:
     return {
         ROOT / "docs" / "api" / "REFERENCE.md": reference(),
         ROOT / "docs" / "api" / "asyncapi.json": asyncapi(),
+        ROOT / "docs" / "api" / "openapi.json": openapi(),
+        ROOT / "docs" / "api" / "HTTP.md": http_reference(),
         service: _SETTINGS.sub(lambda found: found[1] + settings() + found[2], service.read_text("utf-8")),
     }
 
@@ -53,6 +65,52 @@ def asyncapi() -> str:
     from keyloft.server.asyncapi import document
 
     return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+
+
+def openapi() -> str:
+    """The HTTP API as an OpenAPI document."""
+    from keyloft.http.app import whole_document
+
+    return json.dumps(whole_document(), indent=2, ensure_ascii=False) + "\n"
+
+
+def http_reference() -> str:
+    """The HTTP API as a page: each path and method, what it takes, and what it answers."""
+    from keyloft.http.app import whole_document
+
+    document = whole_document()
+    lines = [HTTP_HEAD]
+    for path, methods in document["paths"].items():
+        if "{store}" in path:
+            continue
+        for method, operation in methods.items():
+            lines += ["", f"## {method.upper()} {path}", "", f"{operation['summary']}.", ""]
+            lines += _http_parameters(operation, document)
+            lines += ["| Status | Answer |", "|---|---|"]
+            for status, answer in operation["responses"].items():
+                kinds = ", ".join([f"`{kind}`" for kind in answer.get("content", {})])
+                if "$ref" not in answer:
+                    lines.append(f"| {status} | {answer['description']} {kinds}".rstrip() + " |")
+            refused = [status for status, answer in operation["responses"].items() if "$ref" in answer]
+            lines += ["", f"Refusals: {', '.join(refused)}."]
+    lines += ["", "## Refusals", "", "| Status | Why |", "|---|---|"]
+    for status, meaning in document["components"]["responses"].items():
+        lines.append(f"| {status.removeprefix('Problem')} | {meaning['description']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _http_parameters(operation: dict[str, Any], document: dict[str, Any]) -> Iterator[str]:
+    rows = [(each["name"], each["in"], each["description"]) for each in operation["parameters"]]
+    for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+        name = content["schema"].get("$ref", "").rpartition("/")[2]
+        schema = document["components"]["schemas"].get(name, content["schema"])
+        fields = ", ".join(map("`{}`".format, schema.get("properties", {})))
+        an_object = "An empty object." if schema.get("type") == "object" else "The value."
+        rows.append(("body", kind, f"An object with {fields}." if fields else an_object))
+    if rows:
+        yield from ["| Parameter | In | |", "|---|---|---|"]
+        yield from [f"| `{name}` | {place} | {explained} |" for name, place, explained in rows]
+        yield ""
 
 
 def settings() -> str:

@@ -23,6 +23,7 @@ BENCHMARKS = {
     "peers": "Peers",
     "embedded": "Embedded store",
     "nats": "Plugin service over NATS",
+    "http": "The HTTP API",
     "floods": "Floods by hostile plugins and tenants",
     "postgres": "PostgreSQL",
     "engines": "Clusters that lose nodes",

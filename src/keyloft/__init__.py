@@ -14,6 +14,8 @@ import os
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Literal, NoReturn
 
+from msgspec.structs import replace
+
 from keyloft import errors, limits
 from keyloft.clock import Clock, ManualClock
 from keyloft.core.drivers import OnThisThread
@@ -21,7 +23,13 @@ from keyloft.core.driving import SyncList
 from keyloft.core.sweeper import sweep_regularly
 from keyloft.core.urls import DatabaseUrl, shown_url
 from keyloft.core.values import U64
-from keyloft.engines import KeptHistory, open_blocking_engine, open_engine, opens_on_this_thread
+from keyloft.engines import (
+    KeptHistory,
+    open_blocking_engine,
+    open_engine,
+    open_service,
+    opens_on_this_thread,
+)
 from keyloft.errors import *  # noqa: F403 (all errors are public)
 from keyloft.tuples.atomic import Atomic, CommitResult
 from keyloft.tuples.children import Children
@@ -69,13 +77,14 @@ def open(
     history_mib: float = limits.HISTORY_MIB,
     reads: Literal["primary", "standby"] | None = None,
     max_lag: float | None = None,
+    token: str | None = None,
     clock: Clock | None = None,
 ) -> "Opening":
     """Open a store: `async with keyloft.open("app.db") as kv:`, or `kv = await keyloft.open("app.db")`.
 
     Args:
         url: A path, `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user:password@host/database`,
-            `etcd://host,host,host/prefix`;
+            `etcd://host,host,host/prefix`, `https://host:port` for a running service;
             None or `:memory:` for a store in memory. `sqlite:///app.db?mode=ro` opens a file read-only.
         durability: "full": a write that returned survives a power cut. "relaxed": it survives the end of the process,
             and a lone write takes less than half the time, but the last writes before a power cut may be lost.
@@ -93,6 +102,7 @@ def open(
             this store's own writes, and never an older state than one that was read before. None: as the URL says,
             which may have `reads=standby`; otherwise the primary.
         max_lag: How many seconds a standby may be behind; None: as the URL says, or 5.
+        token: Of a service over HTTP; None: what the variable KEYLOFT_HTTP_TOKEN holds.
         clock: Another clock, for tests of expiry.
 
     Raises:
@@ -102,8 +112,9 @@ def open(
     async def open_store() -> Store:
         _check_options(max_value_bytes, sweep_every, patience, clock)
         history = KeptHistory.of(history_seconds, history_mib)
-        store_name = None if name is None else check_name(name)
-        database = DatabaseUrl.parse(url)
+        database, store_name = _store_in(url, name, token, clock)
+        if database.http is not None:
+            return Store(await open_service(database.http, token, patience=patience), max_value_bytes=max_value_bytes)
         engine = await open_engine(
             database,
             clock,
@@ -131,12 +142,13 @@ def open_sync(
     name: str | None = None,
     history_seconds: float = limits.HISTORY_SECONDS,
     history_mib: float = limits.HISTORY_MIB,
+    token: str | None = None,
     clock: Clock | None = None,
 ) -> SyncStore:
     """Open a store for threads and scripts: the same methods as those of `open`, without `await`, from any thread.
 
-    On a file and in memory, each call runs on its caller's thread, and there is no event loop. On PostgreSQL and etcd,
-    calls run on an event loop in a thread of the store.
+    On a file and in memory, each call runs on its caller's thread, and there is no event loop. On PostgreSQL, etcd and
+    a service over HTTP, calls run on an event loop in a thread of the store.
 
     Args:
         url: As for `open`.
@@ -147,6 +159,7 @@ def open_sync(
         name: One of several stores in the same database, made by its first write; None is the unnamed one.
         history_seconds: How long the change log keeps what changed, at least.
         history_mib: How large the change log may grow, in MiB.
+        token: As for `open`.
         clock: Another clock, for tests of expiry.
 
     Raises:
@@ -160,8 +173,7 @@ def open_sync(
     """
     _check_options(max_value_bytes, sweep_every, patience, clock)
     history = KeptHistory.of(history_seconds, history_mib)
-    store_name = None if name is None else check_name(name)
-    database = DatabaseUrl.parse(url)
+    database, store_name = _store_in(url, name, token, clock)
 
     async def open_store(sweep_every: float | None) -> Store:
         return await open(
@@ -173,6 +185,7 @@ def open_sync(
             name=name,
             history_seconds=history_seconds,
             history_mib=history_mib,
+            token=token,
             clock=clock,
         )
 
@@ -182,7 +195,7 @@ def open_sync(
     engine = open_blocking_engine(database, clock, durability=durability, history=history)
     named = engine if store_name is None else NamedEngine(engine, store_name)
     store = Store(named, max_value_bytes=max_value_bytes)
-    driver = OnThisThread()
+    driver = OnThisThread(database.shown, engine.close)
     if sweep_every is not None and not database.read_only:
         driver.waiting.start(sweep_regularly(store.sweep, sweep_every, driver.waiting.sleep), "keyloft sweeper")
     sync = SyncStore(store, driver)
@@ -190,6 +203,22 @@ def open_sync(
         sync.get_record = engine.get
     sync.loop_side = LoopSide(lambda: open_store(None), database.shown)
     return sync
+
+
+def _store_in(
+    url: str | os.PathLike[str] | None, name: str | None, token: str | None, clock: Clock | None
+) -> tuple[DatabaseUrl, str | None]:
+    """The database, and the name of the store in it; of a service, the URL has the name."""
+    database = DatabaseUrl.parse(url)
+    store_name = None if name is None else check_name(name)
+    if database.http is None:
+        if token is not None:
+            raise errors.InvalidArgument("token: only a service has tokens; its URL begins with https:// or http://")
+        return database, store_name
+    if clock is not None:
+        raise errors.InvalidArgument("clock: the time of a service is its own; pass no clock")
+    address = database.http.named(store_name)
+    return replace(database, http=address, shown=address.name), None
 
 
 class Opening:

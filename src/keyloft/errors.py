@@ -26,6 +26,7 @@
     ├── WrongType (TypeError)            WRONG_TYPE         a stored value does not fit the type it was read with
     ├── Closed                           CLOSED             used after aclose()
     ├── WrongLoop (RuntimeError)         WRONG_LOOP         used from another event loop or thread
+    ├── ReentrantCall (RuntimeError)     REENTRANT_CALL     a signal's handler used a store that it has interrupted
     ├── AlreadyExists                    ALREADY_EXISTS     an import or copy met another entry at the same key
     ├── VersionConflict                  VERSION_CONFLICT   the stored version is not the expected one
     ├── StaleFence                       STALE_FENCE        the lock of this fencing token is no longer held
@@ -39,7 +40,7 @@
     ├── AnotherStore                     ANOTHER_STORE      services of the queue group serve another database
     ├── Unanswered (ConnectionError)     UNANSWERED         a request over NATS got no reply
     │   ├── NoService                    NO_SERVICE         no service listens on this subject
-    │   ├── NotPermitted                 NOT_PERMITTED      NATS refused the request
+    │   ├── NotPermitted                 NOT_PERMITTED      NATS, or a service over HTTP, refused the request
     │   └── TimedOut (TimeoutError)      TIMED_OUT          the request may have been carried out, or not
     └── DatabaseError                    DATABASE_ERROR     the database failed
         ├── CannotOpen                   CANNOT_OPEN        (also raised by migrations, as CannotMigrate)
@@ -70,7 +71,7 @@ __all__ += ["CannotOpen", "DatabaseError", "NotADatabase", "ReadOnly", "SchemaTo
 __all__ += ["AlreadyExists", "AnotherStore", "Busy", "CommitUnknown", "DiskFull", "NotEmpty"]
 __all__ += ["Stalled", "TransferFailed", "Unreachable"]
 __all__ += ["ClockSetBack", "CounterOutOfRange", "HistoryGone", "QuotaExceeded", "ReplyTooLarge", "WatchExpired"]
-__all__ += ["WrongType"]
+__all__ += ["ReentrantCall", "WrongType"]
 
 CLOSED: Final = "this store is closed: open it again"
 
@@ -271,6 +272,18 @@ class WrongLoop(KeyloftError, RuntimeError, code="WRONG_LOOP"):
         super().__init__(message)
 
 
+class ReentrantCall(KeyloftError, RuntimeError, code="REENTRANT_CALL"):
+    """A signal's handler, a `__del__` or a callback used a store in the middle of another call of its thread."""
+
+    def __init__(
+        self,
+        message: str = "this thread is in the middle of another call of this store, which a signal's handler or a "
+        "__del__ has interrupted, so that the two would wait for each other; nothing was done: let the handler set a "
+        "flag or raise, and use the store afterwards, or hand the call to another thread",
+    ) -> None:
+        super().__init__(message)
+
+
 class AlreadyExists(KeyloftError, code="ALREADY_EXISTS"):
     """An import or a copy met another entry at the same key, and was not asked to keep or replace it."""
 
@@ -362,7 +375,7 @@ class NoService(Unanswered, code="NO_SERVICE"):
 
 
 class NotPermitted(Unanswered, code="NOT_PERMITTED"):
-    """NATS refused the request, or the delivery of its reply."""
+    """NATS refused the request, or the delivery of its reply; or a service over HTTP refused the token."""
 
 
 class TimedOut(Unanswered, TimeoutError, code="TIMED_OUT"):

@@ -47,6 +47,9 @@ MAINTENANCE_ROWS: Final = 4096
 SWEEP_SLICE: Final = 48
 """How many expired entries one commit of the sweeper removes while others write: they wait for one slice at most."""
 
+SWEEP_ROWS: Final = 16_384
+"""How many expired entries the sweeper looks up at once, without their values: it removes them in many slices."""
+
 SWEEP_SLICE_ALONE: Final = 2048
 """The most while no one else writes; a writer that arrives then waits for one such slice, some 20 ms."""
 
@@ -126,7 +129,10 @@ PLUGIN_SCAN_ROWS: Final = 64
 """A list of more keys is read beside the event loop: it may have to pass any number of entries that have expired."""
 
 GETS_PER_READ: Final = 64
-"""How many gets are read before their replies are sent: at most 4 MiB of values."""
+"""How many gets of one owner are read together: at most 4 MiB of values."""
+
+GETS_PER_REPLY: Final = 32
+"""After so many small gets, the replies are sent before others are read: their senders go on meanwhile."""
 
 MANY_REQUESTS: Final = 1000
 """How many requests one message may hold."""
@@ -308,8 +314,8 @@ COMMITS_PER_LOG_CHECK: Final = 8
 """A synchronous store reads the length of the write-ahead log after so many commits, or a second after the last one."""
 
 COMMIT_WAIT_SECONDS: Final = 0.05
-"""A thread whose batch waits for the thread that commits looks after it itself from then on, in case that one was
-interrupted."""
+"""How long a thread waits for another one to commit its batch. Then it tries to commit the batch itself: a signal may
+have interrupted the other thread."""
 
 SQLITE_LOCK_PAUSES: Final = (*[0.0005] * 20, 0.002)
 """Seconds between the attempts to get a lock that another process holds; the last pause is repeated."""
@@ -387,6 +393,13 @@ POSTGRES_HOSTS_SECONDS: Final = 2.0
 POSTGRES_SURVEY_SECONDS: Final = 1.0
 """How long the other hosts have to answer once one has that can be written."""
 
+POSTGRES_LEASE_SECONDS: Final = 2.5
+"""How long it counts that no host had a higher timeline; the first commit on a new timeline waits for so long. Longer
+than POSTGRES_RENEW_SECONDS and POSTGRES_SURVEY_SECONDS together, so that a silent host holds no reads up."""
+
+POSTGRES_RENEW_SECONDS: Final = 1.0
+"""Hosts are asked again when a connection is used, and their answers are older than this."""
+
 POSTGRES_STANDBY_SECONDS: Final = 1.0
 """How long a host may take to answer a read that another host could answer."""
 
@@ -462,6 +475,19 @@ ETCD_RELOADED_KEYS: Final = 512
 ETCD_RELOADED_BYTES: Final = ETCD_TXN_BYTES // 4
 """Nor does a commit whose keys take more than this."""
 
+ETCD_GUESSED_KEYS: Final = 100
+"""A group of sets of up to so many keys is written without having been read, if its keys are probably absent: each is a
+comparison, and etcd allows 128 in a transaction."""
+
+ETCD_GROUPS_READ: Final = 256
+"""After wrong guesses, at most so many groups are read before the next guess."""
+
+ETCD_REMEMBERED_ROWS: Final = 20_000
+"""How many rows a process remembers as it has written them, without their values: about 6 MB."""
+
+ETCD_TRIM_SECONDS: Final = 0.5
+"""A process trims the change log at most so often."""
+
 ETCD_REPLY_BYTES: Final = 4 * 1024 * 1024
 """How many bytes of large values one request asks for, unless one value is larger."""
 
@@ -494,6 +520,9 @@ ETCD_CONNECT_SECONDS: Final = 0.5
 
 ETCD_RETRY_SECONDS: Final = 0.02
 """The pause between two tries at a request."""
+
+ETCD_MEMBERS_SECONDS: Final = 30.0
+"""How often the cluster is asked for members that the URL does not name."""
 
 ETCD_FREE_RACES: Final = 8
 """A commit that has lost up to so many races against other processes tries again at once: with a pause after each, the
@@ -529,8 +558,43 @@ ETCD_ORPHAN_SECONDS: Final = 3600.0
 ETCD_COMPACT_SECONDS: Final = 600.0
 """How long `keyloft compact` waits for a member to compact or defragment its data."""
 
+ETCD_LAST_TRIM_SECONDS: Final = 1.0
+"""How long closing waits for the change log to be trimmed."""
+
 ETCD_LAST_REPORT_SECONDS: Final = 1.0
 """How long closing waits for watches to report what they were woken for."""
+
+# Tuned: the client of the HTTP API
+
+HTTP_CLIENT_REQUESTS: Final = 32
+"""How many requests a store over HTTP has under way at a time, each on a connection of its own; others wait."""
+
+HTTP_CLIENT_GET_REQUESTS: Final = 2
+"""How many requests gets may have under way; further gets wait, and travel together in the next one."""
+
+HTTP_CLIENT_GATHERED_GETS: Final = 250
+"""How many gets travel together in one request."""
+
+HTTP_CLIENT_KEYS: Final = 1000
+"""How many keys the API reads from one view."""
+
+HTTP_CLIENT_PAGE_ENTRIES: Final = 1000
+"""How many entries one page of a list holds at most."""
+
+HTTP_CLIENT_CONNECT_SECONDS: Final = 5.0
+"""How long one try to connect may take."""
+
+HTTP_CLIENT_IDLE_SECONDS: Final = 15.0
+"""A connection that was idle for longer is closed: before the server does so, or a request may be lost in between."""
+
+HTTP_CLIENT_PAUSES: Final = (0.05, 1.0)
+"""The first and the longest pause before a request is repeated, or a watch connects again; they double."""
+
+HTTP_CLIENT_SILENCE_SECONDS: Final = 45.0
+"""A watch that has received nothing for so long, not even one of the server's signs of life, connects again."""
+
+HTTP_CLIENT_CLOSE_SECONDS: Final = 5.0
+"""How long closing waits for requests under way."""
 
 # Tuned: the change log, watches and group commit
 
@@ -561,8 +625,20 @@ TRIM_SPARED_SECONDS: Final = 120.0
 GROUP_OPERATIONS: Final = 4096
 """A group takes no further batch once it holds this many checks and mutations."""
 
+GROUP_WORTH_TWO: Final = 48
+"""Fewer batches are committed together: what a second commit costs would be a large part of what they cost."""
+
+GROUP_SECONDS_WORTH_TWO: Final = 0.002
+"""The same for batches whose last group took longer: the disk is slow, or the processors are busy."""
+
+COMING_BACK: Final = 10.0
+"""Callers that were away for longer than so many times as long as their last group took don't wait for each other."""
+
 LONG_BATCH_OPERATIONS: Final = 1000
 """A batch of more checks and mutations is committed in parts of SLICE_ITEMS each, within one transaction."""
+
+LOOP_END_SECONDS: Final = 5.0
+"""How long the event loop of a synchronous store waits, at its end, for coroutines that it has cancelled."""
 
 LOST_GROUP_SECONDS: Final = 1.0
 """A group that takes longer is checked: an exception in the event loop may have lost it."""
@@ -610,6 +686,12 @@ OWNER_LEASE_BYTES: Final = 1024 * 1024
 
 LEASE_KEY_BYTES: Final = 256
 """What a key of a watch takes besides its text: 250 watches of 1,000 short keys took 65 MB."""
+
+OWNER_STREAMS: Final = 1000
+"""How many watches over HTTP a plugin, or a tenant, may have at a time."""
+
+OWNER_STREAM_BYTES: Final = 4 * 1024 * 1024
+"""How many bytes their keys may take together, each with LEASE_KEY_BYTES."""
 
 LEASE_KEYS: Final = 1000
 """How many keys one watch over NATS may have."""
@@ -673,8 +755,9 @@ NATS_READ_BYTES: Final = 256 * 1024
 """How many bytes are read at once from the connection to NATS: as many as asyncio takes from a socket at once."""
 
 NATS_PENDING_BYTES: Final = 256 * 1024 * 1024
-"""How much nats-server keeps for a connection, by the configuration of `keyloft nats-config`: what three owners send
-within a fifth of a second at full speed, in which a service on a busy machine may have no processor."""
+"""How much nats-server keeps for a connection, by the configuration of `keyloft nats-config` and of `keyloft serve`:
+what three owners send within a fifth of a second at full speed, in which a service on a busy machine may have no
+processor. From three quarters of it on, nats-server slows senders down."""
 
 NATS_TAKING_SECONDS: Final = 0.004
 """After so much time of the processor for messages from NATS, other tasks run before more of them are read."""
@@ -808,17 +891,203 @@ OPENING_PAUSES: Final = (0.25, 5.0)
 SAME_SIGNAL_SECONDS: Final = 0.5
 """Two signals within this time count as one: some supervisors signal a process and its group."""
 
-HTTP_REQUEST_BYTES: Final = 8 * 1024
-"""The largest request to the pages for metrics and health."""
+HTTP_HEAD_BYTES: Final = 32 * 1024
+"""The most bytes that the path and the headers of a request over HTTP may have: a key of 2,048 bytes fits, encoded."""
 
-HTTP_REQUEST_SECONDS: Final = 5.0
-"""How long a client of these pages may take to send its request."""
+HTTP_HEADERS: Final = 100
+"""The most headers of a request."""
+
+HTTP_QUERY_FIELDS: Final = 1100
+"""The most parameters in the query of a request."""
+
+HTTP_JSON_BYTES: Final = 2 * VALUE_BYTES
+"""The largest JSON that is stored by a PUT, as sent: with spaces, it is longer than as stored."""
+
+HTTP_SMALL_BODY_BYTES: Final = 4096
+"""The largest body that holds no value."""
+
+HTTP_BODY_BYTES: Final = 8 * 1024 * 1024
+"""The largest body that holds several keys or values."""
+
+HTTP_GET_KEYS: Final = 1000
+"""The most keys of one /get."""
+
+HTTP_BATCH_OPERATIONS: Final = 10_000
+"""The most checks and mutations of one /atomic."""
+
+HTTP_REPLY_BYTES: Final = 32 * 1024 * 1024
+"""The most bytes of values in the answer to one /get."""
+
+HTTP_LIST_ENTRIES: Final = 100
+"""How many entries a list over HTTP has, unless `limit` says otherwise."""
+
+HTTP_LONGEST_LIST: Final = 1000
+"""The most entries of one list over HTTP; its cursor continues it."""
+
+HTTP_PAGE_BYTES: Final = 1024 * 1024
+"""A list over HTTP ends after the entry with which it has more bytes than this; its cursor continues it."""
+
+HTTP_PAGE_ROWS: Final = 32
+"""How many entries a list, or a get of several keys, reads at a time over HTTP: values of 1 MiB fit memory, too."""
+
+HTTP_ENTRY_BYTES: Final = 100
+"""About what an entry in a list takes besides its key and value."""
+
+HTTP_LISTS: Final = 8
+"""How many lists are read at a time."""
+
+HTTP_WATCHED_KEYS: Final = 1000
+"""The most keys of one watch over HTTP."""
+
+HTTP_LISTENERS: Final = 0.75
+"""How many of all connections may be watches; others need some, too."""
+
+HTTP_HEARTBEAT_SECONDS: Final = 15.0
+"""How often a watch over HTTP sends a comment, so that a dead connection is noticed."""
+
+HTTP_EVENT_BYTES: Final = 256 * 1024
+"""A change of more bytes is sent as several events, of which the last has the id."""
+
+HTTP_KEPT_EVENTS: Final = 256
+"""The most events that a watch keeps for clients that come back for them."""
+
+HTTP_KEPT_EVENT_BYTES: Final = 1024 * 1024
+"""The most bytes of these events."""
+
+HTTP_LISTENER_BYTES: Final = 256 * 1024
+"""A listener that has more bytes of events unread is cut off; it can come back for them."""
+
+HTTP_DISCARDED_BYTES: Final = 16 * 1024 * 1024
+"""So much of a body that was refused is read and dropped, so that the client reads the refusal; then it is cut off."""
+
+HTTP_PIPELINED: Final = 64
+"""The most requests of a connection that wait for the one before them."""
+
+HTTP_REQUEST_SECONDS: Final = 30.0
+"""How long a client may take to send a request, from its first byte to its last."""
+
+HTTP_IDLE_SECONDS: Final = 75.0
+"""How long a connection may be idle."""
 
 HTTP_ANSWER_SECONDS: Final = 30.0
-"""How long it may take to receive the page."""
+"""How long a client may take to read a response."""
 
-HTTP_CONNECTIONS: Final = 64
-"""How many connections these pages have at a time; a further one is cut off."""
+HTTP_UNSENT_BYTES: Final = 32 * 1024 * 1024
+"""The most bytes of complete responses that clients have not read; beyond, the oldest such client is cut off."""
+
+HTTP_UNSENT_SECONDS: Final = 2.0
+"""How long a client may read a response, however much others have not read: many may ask for large ones at once."""
+
+HTTP_CONNECTIONS: Final = 2000
+"""How many connections there are at a time, unless `http_connections` says so; for one more, an idle one ends."""
+
+HTTP_FEWEST_CONNECTIONS: Final = 64
+"""How many there are at a time where the limit on open files is low."""
+
+HTTP_SPARE_FILES: Final = 256
+"""How many files a service may open besides its HTTP connections."""
+
+HTTP_BACKLOG: Final = 1024
+"""How many connections may wait to be accepted."""
+
+HTTP_SHUTDOWN_SECONDS: Final = 10.0
+"""How long a service that ends waits for its running HTTP requests."""
+
+HTTP_FLUSH_SECONDS: Final = 2.0
+"""How long it then waits for clients to read their responses."""
+
+HTTP_PATIENCE_SECONDS: Final = 0.1
+"""How long a request for a plugin or a workflow may take before it is noticed that its client is gone."""
+
+AUDITED_KEYS: Final = 20
+"""How many keys of one request the audit log names."""
+
+AUDITED_BYTES: Final = 64 * 1024
+"""The audit log names no keys of a larger request: to read it again would take others' time."""
+
+OFREP_REQUEST_BYTES: Final = 256 * 1024
+"""The largest context that a feature flag may be evaluated with."""
+
+OFREP_FLAGS_BYTES: Final = 8 * 1024 * 1024
+"""How many bytes the flags of a project may have, to be evaluated together."""
+
+OFREP_POLLING_MILLISECONDS: Final = 1000
+"""How often a client may ask for all flags; there is no rule that enforces it."""
+
+HTTP_KNOWN_STORES: Final = 256
+"""How many named stores are kept ready."""
+
+HTTP_TOKEN_CHARACTERS: Final = 16
+"""The shortest token that a person may choose."""
+
+HTTP_TOKENS_SECONDS: Final = 1.0
+"""How often the file of tokens is looked at, at most."""
+
+HTTP_FREE_LOGINS: Final = 5
+"""How many wrong tokens of an address are answered at once."""
+
+HTTP_LOGIN_PAUSES: Final = (0.1, 2.0)
+"""The first and the longest pause before a further one is answered; they double."""
+
+HTTP_LONGEST_LOGIN_SECONDS: Final = 10.0
+"""The longest time that a wrong token waits for its answer."""
+
+HTTP_WAITING_LOGINS: Final = 16
+"""How many wrong tokens of an address wait for their answers; further ones are refused at once."""
+
+HTTP_LOGIN_MEMORY_SECONDS: Final = 300.0
+"""How long an address is remembered after its last wrong token."""
+
+HTTP_LOGIN_ADDRESSES: Final = 1000
+"""How many addresses that sent wrong tokens are remembered."""
+
+PAGE_ROWS: Final = 100
+"""How many rows a table of the admin page has."""
+
+PAGE_SCANNED_ROWS: Final = 2000
+"""How many rows the admin page reads for one table, where a filter leaves some out."""
+
+PAGE_FORM_BYTES: Final = 32 * 1024
+"""The largest form that the admin page takes: the longest key fits, encoded."""
+
+PAGE_VALUE_BYTES: Final = 256 * 1024
+"""Of a longer value, the admin page shows so much."""
+
+PAGE_SESSIONS: Final = 1000
+"""How many people can be logged in at a time; the one who was away for the longest is logged out for one more."""
+
+PAGE_SESSION_SECONDS: Final = 12 * 3600.0
+"""How long a session of the admin page lasts."""
+
+PAGE_IDLE_SECONDS: Final = 3600.0
+"""After so long without a request or an open page, a session ends."""
+
+PAGE_CODE_SECONDS: Final = 60.0
+"""How long a code for one log-in is valid, as `keyloft open` asks for one."""
+
+PAGE_CODES: Final = 100
+"""How many such codes are valid at a time."""
+
+PAGE_SAMPLE_SECONDS: Final = 5.0
+"""How often the admin page reads the counters that its charts show."""
+
+PAGE_SAMPLES: Final = 360
+"""How many of these readings are kept: half an hour."""
+
+PAGE_FEWEST_SAMPLES: Final = 24
+"""A chart is as wide as so many readings at least: the first ones do not fill it."""
+
+PAGE_RATE_SAMPLES: Final = 12
+"""Over how many of them a rate is taken: a minute."""
+
+PAGE_LIVE_SECONDS: Final = 1.0
+"""How often an open page is updated, at most."""
+
+PAGE_LIVE_SHARE: Final = 0.05
+"""How much of a core the updates of all open pages may take; with more of them, each is updated less often."""
+
+PAGE_STREAMS: Final = 500
+"""How many open pages are updated; the others are as they were when they were loaded."""
 
 USAGE_ROWS: Final = 1000
 """So many rows of plugins are counted in one read: 1.6 ms with a million of them on SQLite, 10 ms on PostgreSQL."""
@@ -948,6 +1217,9 @@ PLUGIN_REQUESTS_AT_ONCE: Final = 200
 
 COLOURED_DEPTH: Final = 100
 """A value that nests deeper is shown at a terminal without colours: Rich recurses, several calls for a level."""
+
+CERTIFICATE_DAYS: Final = 21
+"""`keyloft doctor` warns of a certificate that ends in fewer days."""
 
 DOCTOR_CHECK_SECONDS: Final = 8.0
 """How long one check of `keyloft doctor` may take."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import SURROUNDINGS, Keyloft, run_command
+from tests.support.etcd import and_etcd
 from tests.support.postgres import database_url
 
 
@@ -15,7 +16,7 @@ def has_tables() -> bool:
     return True
 
 
-@pytest.fixture(params=["sqlite file", "postgresql"])
+@pytest.fixture(params=and_etcd("sqlite file", "postgresql"))
 def environment(request: pytest.FixtureRequest, tmp_path: Path, has_tables: bool) -> dict[str, str]:
     """The environment variables of a command, which name an empty database."""
     url = database_url(request.param, request, tmp_path, tables=has_tables)

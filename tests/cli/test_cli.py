@@ -115,8 +115,8 @@ def commands(of: Any, *names: str) -> Iterator[tuple[str, ...]]:
 
 
 COMMANDS = list(commands(all_commands))
-WITHOUT_RESULT = {("serve",), ("nats-config",), ("asyncapi",)}
-"""One runs, one writes a configuration of NATS, and one prints JSON in any case."""
+WITHOUT_RESULT = {("serve",), ("nats-config",), ("asyncapi",), ("open",)}
+"""One runs, one writes a configuration of NATS, one prints JSON in any case, and one prints a link."""
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -13,11 +13,13 @@ import tempfile
 import tomllib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
+import trustme
 
 import keyloft
 from keyloft import limits
@@ -28,12 +30,13 @@ from keyloft.cli.doctor.host import SQLITE
 from keyloft.core.records import Latest
 from keyloft.core.schema import REVISION
 from keyloft.engines import Inspection
+from keyloft.http.tokens import declaration, new_token
 from keyloft.nats.connection import Login, connect
 from keyloft.plugins import BotDatabase, DatabaseService
-from keyloft.server.http import HttpServer, Response
 from keyloft.server.isolation import ADMIN, SERVICE, Isolation, NatsUser, isolate
 from keyloft.server.nats_process import NatsServer
 from tests.cli.commands import LONGEST_SECONDS, SURROUNDINGS, at_a_terminal, run_command
+from tests.http.api import running_api
 from tests.support.nats import private_server
 from tests.support.postgres import PASSWORD, MortalServer
 from tools.postgres import query
@@ -558,14 +561,9 @@ async def test_a_port_that_is_taken_is_reported_with_its_setting(
 ) -> None:
     for name in ("DOCTOR_ANSWER_SECONDS", "DOCTOR_PORT_SECONDS"):
         monkeypatch.setattr(limits, name, 0.3)  # a program that never answers needs no more patience than this
-    pages = HttpServer({})
-    host, port = await pages.start("127.0.0.1", 0)
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            own = silent.getsockname()[1]
-            code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}", "--nats-port", str(own))
-    finally:
-        await pages.aclose()
+    with socket.create_server(("127.0.0.1", 0)) as pages, socket.create_server(("127.0.0.1", 0)) as silent:
+        port, own = pages.getsockname()[1], silent.getsockname()[1]
+        code, found = await asyncio.to_thread(doctor, "--http", f"127.0.0.1:{port}", "--nats-port", str(own))
     assert code == 1
     assert "did not speak NATS" in found["nats"][0]["what"]
     assert (found[f"port {port}"][0]["severity"], found[f"port {own}"][0]["severity"]) == ("warning", "problem")
@@ -574,22 +572,52 @@ async def test_a_port_that_is_taken_is_reported_with_its_setting(
 
 
 async def test_a_keyloft_service_at_its_port_is_fine(doctor: Doctor) -> None:
-    answer = Response(b"ok\n")
+    async with running_api() as api:
+        address = f"127.0.0.1:{api.port}"
+        code, found = await asyncio.to_thread(doctor, "--http", address)
+        assert (code, found[f"port {api.port}"][0]["severity"]) == (0, "ok")
+    code, found = await asyncio.to_thread(doctor, "--http", address)
+    assert (code, found[f"port {api.port}"][0]["what"]) == (0, "free, for HTTP")
+    code, found = await asyncio.to_thread(doctor, "--http", f"192.0.2.1:{api.port}")
+    assert (code, found[f"port {api.port}"][0]["severity"]) == (0, "warning")
 
-    async def health() -> Response:
-        return answer
 
-    server = HttpServer({"/healthz": health})
-    host, port = await server.start("127.0.0.1", 0)
-    try:
-        code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}")
-        assert (code, found[f"port {port}"][0]["severity"]) == (0, "ok")
-    finally:
-        await server.aclose()
-    code, found = await asyncio.to_thread(doctor, "--http", f"{host}:{port}")
-    assert (code, found[f"port {port}"][0]["what"]) == (0, "free, for metrics and health")
-    code, found = await asyncio.to_thread(doctor, "--http", f"192.0.2.1:{port}")
-    assert (code, found[f"port {port}"][0]["severity"]) == (0, "warning")
+# HTTP
+
+
+def test_tokens_certificates_and_exposure_are_examined(doctor: Doctor, surroundings: Path) -> None:
+    code, found = doctor("--http", "127.0.0.1:0")
+    assert (code, found["tokens"][0]["severity"], found["exposure"][0]["severity"]) == (0, "ok", "ok")
+    tokens = surroundings / "tokens.toml"
+    tokens.write_text(declaration("ci", new_token(), ["admin"]))
+    tokens.chmod(0o600)
+    code, found = doctor("--http", "0.0.0.0:0", "--http-tokens", str(tokens))
+    assert (code, found["tokens"][0]["severity"]) == (0, "ok")
+    assert [finding["severity"] for finding in found["exposure"]] == ["warning", "warning"]
+    assert "without TLS" in found["exposure"][0]["what"]
+    tokens.chmod(0o622)
+    code, found = doctor("--http", "127.0.0.1:0", "--http-tokens", str(tokens))
+    assert (code, found["tokens"][0]["cure"]) == (1, f"chmod 600 {tokens}")
+    tokens.write_text("[[token]]")
+    code, found = doctor("--http", "127.0.0.1:0", "--http-tokens", str(tokens))
+    assert (code, found["tokens"][0]["severity"]) == (1, "problem")
+
+
+def test_a_certificate_is_tried_before_it_is_served(doctor: Doctor, surroundings: Path) -> None:
+    authority = trustme.CA()
+    found = {}
+    for name, ends in {"long": 90, "short": 5, "over": -1}.items():
+        issued = authority.issue_cert("kv.example", not_after=datetime.now(UTC) + timedelta(days=ends))
+        certificate, key = surroundings / f"{name}.pem", surroundings / f"{name}.key"
+        issued.cert_chain_pems[0].write_to_path(certificate)
+        issued.private_key_pem.write_to_path(key)
+        options = ("--http", "127.0.0.1:0", "--http-cert", str(certificate), "--http-key", str(key))
+        found[name] = doctor(*options)[1]["certificate"][0]
+    assert [finding["severity"] for finding in found.values()] == ["ok", "warning", "problem"]
+    assert "kv.example" in found["long"]["what"]
+    assert "expired" in found["over"]["what"]
+    wrong = ("--http-cert", str(surroundings / "long.pem"), "--http-key", str(surroundings / "short.key"))
+    assert doctor("--http", "127.0.0.1:0", *wrong)[1]["certificate"][0]["severity"] == "problem"
 
 
 def test_the_users_of_a_configuration_are_known(isolation: Isolation) -> None:

@@ -166,7 +166,6 @@ class Magnitude(enum.IntEnum):
         Magnitude.LARGE,
         {Text("k"): Text("v")},
         collections.OrderedDict(a=1),
-        {"n": U64(5)},
     ],
 )
 def test_subclasses_that_stay_equal_are_taken(value: object) -> None:

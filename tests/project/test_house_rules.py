@@ -55,6 +55,17 @@ def test_every_module_says_what_its_job_is() -> None:
     assert bare == []
 
 
+def test_a_package_that_lists_its_modules_names_no_other() -> None:
+    """A list of modules is a docstring of a package with at least two of them; a module that was renamed stands out."""
+    found = []
+    for package in (module for module in MODULES if module.name == "__init__.py"):
+        named = set(re.findall(r"`([a-z_]+)`", ast.get_docstring(ast.parse(package.read_text())) or ""))
+        present = {path.stem for path in package.parent.iterdir()}
+        if len(named & present) > 1:
+            found += [f"{name_of(package)}: {name}" for name in sorted(named - present)]
+    assert found == []
+
+
 def test_no_annotation_of_a_class_names_one_of_its_methods() -> None:
     """On Python 3.14 `list[str]` in a class with a method `list` means the method, once a tool reads the annotation."""
     found = []

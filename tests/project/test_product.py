@@ -30,8 +30,8 @@ def test_the_public_names_are_these() -> None:
         InvalidArgument InvalidCursor InvalidInput InvalidJson
         InvalidKey InvalidKeyType InvalidPluginName InvalidSubject InvalidValue InvalidValueType KeyTooLarge
         KeyloftError Listing LockHeld LockLost ManualClock MissingField NatsServerFailed NoService NotACounter
-        NotADatabase NotEmpty NotForward NotPermitted NothingToRestore Opening QuotaExceeded ReadOnly ReplyTooLarge
-        SchemaTooNew SchemaTooOld
+        NotADatabase NotEmpty NotForward NotPermitted NothingToRestore Opening QuotaExceeded ReadOnly ReentrantCall
+        ReplyTooLarge SchemaTooNew SchemaTooOld
         StaleFence Stalled Store TimedOut TransferFailed U64 Unanswered Undecodable Unreachable ValueTooLarge
         VersionConflict
         SyncAtomic SyncList SyncListing SyncStore SyncWatching WatchExpired Watching WrongLoop WrongType open open_sync

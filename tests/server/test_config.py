@@ -34,6 +34,10 @@ def test_every_setting_can_come_from_every_source(tmp_path: Path) -> None:
         "durability": "relaxed",
         "nats": "nats://one:1,nats://two:2",
         "http": "0.0.0.0:80",
+        "http_token": "sixteen-characters",
+        "http_make_token": "yes",
+        "http_page": "read-only",
+        "http_connections": "77",
         "prefixes": "a.b,c",
         "quotas": "trivia:5:0",
         "log_level": "debug",
@@ -43,15 +47,14 @@ def test_every_setting_can_come_from_every_source(tmp_path: Path) -> None:
         usual = secret if setting.metavar == "FILE" else 7 if isinstance(setting.default, (int, float)) else "word"
         text = str(samples.get(name, usual))
         # Some need others: a password its user.
-        beside = {"nats_user": "me", "nats_cert": str(secret)}
+        beside = {"nats_user": "me", "nats_cert": str(secret), "http_cert": str(secret)}
         file = tmp_path / f"{name}.toml"
         quoted = f'"{text}"' if not text.isdigit() else text
         others = "".join(f'{other} = "{value}"\n' for other, value in beside.items() if other != name)
         file.write_text(f"{name} = {quoted}\n{others}")
         by_flag = load({**beside, name: text}, {})
-        by_environment = load(
-            {}, {"KEYLOFT_NATS_USER": "me", "KEYLOFT_NATS_CERT": str(secret), setting.environment: text}
-        )
+        variables = {SETTINGS[other].environment: value for other, value in beside.items()}
+        by_environment = load({}, {**variables, setting.environment: text})
         by_file = load({"config": str(file)}, {})
         assert by_flag == by_environment == by_file
         assert getattr(by_flag, name) != setting.default

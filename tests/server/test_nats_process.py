@@ -60,6 +60,27 @@ async def test_jetstream_is_off() -> None:
         await client.close()
 
 
+@pytest.mark.slow
+async def test_it_keeps_for_a_client_that_does_not_read_more_than_a_server_without_configuration() -> None:
+    message, count = b"x" * 1_000_000, 100  # nats-server would end its connection at 64 MB
+    async with NatsServer() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**16)
+        writer.write(b'CONNECT {"verbose":false}\r\nSUB large 1\r\nPING\r\n')
+        await reader.readuntil(b"PONG\r\n")
+        client = await nats.connect(server.url, allow_reconnect=False)
+        for _ in range(count):
+            await client.publish("large", message)
+        await client.flush(timeout=int(_LONGEST_SECONDS))
+        arrived = 0
+        async with asyncio.timeout(_LONGEST_SECONDS):
+            while arrived < count * len(message):
+                data = await reader.read(2**20)
+                assert data, "nats-server has ended the connection"
+                arrived += len(data)
+        await client.close()
+        writer.close()
+
+
 async def test_many_at_once_each_get_a_port_of_their_own() -> None:
     servers = [NatsServer() for _ in range(5)]
     try:

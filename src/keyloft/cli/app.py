@@ -23,10 +23,12 @@ from keyloft.cli import (
     compact,
     migrate,
     nats_config,
+    open_page,
     plugin,
     semantic,
     serve,
     stats,
+    token,
     transfer,
     tuples,
 )
@@ -125,6 +127,7 @@ def _group(commands: Commands, **options: Any) -> typer.Typer:
 
 _MODULES: Final = (
     serve,
+    open_page,
     nats_config,
     asyncapi,
     tuples,
@@ -146,6 +149,7 @@ workflows = _group(semantic.COMMANDS, help="Read and change the state of workflo
 given_up = _group(DEAD_LETTERS, help="Writes that were given up: list, retry or drop them.")
 workflows.add_typer(given_up, name="dead-letters")
 app.add_typer(workflows, name="semantic")
+app.add_typer(_group(token.COMMANDS, help="Tokens for the HTTP API."), name="token")
 
 
 def _show_version(wanted: bool) -> None:

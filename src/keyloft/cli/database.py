@@ -54,7 +54,7 @@ class NamedDatabase(Settings, frozen=True, kw_only=True):
         kept = load(self.flags, only=("history_seconds", "history_mib"))
 
         async def working() -> T:
-            if not make:
+            if not make and DatabaseUrl.parse(url).http is None:
                 # Opening a store makes its tables, also in a database that a wrong URL names.
                 async with opened(url):
                     pass

@@ -106,8 +106,8 @@ def examine_sqlite(create: Sequence[str]) -> Examination:
     if kinds != [("table",)]:
         return Adoption(differences=(f"{TABLE}: expected a table, found a view",))
     columns = {
-        name: (str(kind).upper(), bool(required), default, place)
-        for name, kind, required, default, place in (
+        name: (str(kind).upper(), bool(required), default, key_position)
+        for name, kind, required, default, key_position in (
             yield f"SELECT name, type, \"notnull\", dflt_value, pk FROM pragma_table_xinfo('{TABLE}')"
         )
     }

@@ -7,6 +7,8 @@ from typing import Any, Final
 _PACKAGES: Final = {
     "cli": ("rich", "typer"),
     "etcd": ("google", "grpc", "grpcio", "protobuf"),
+    "http": ("httptools", "starlette", "uvicorn"),
+    "http-client": ("aiohttp",),
     "nats": ("nats", "nkeys"),
     "postgres": ("asyncpg",),
     "server": ("nats-server",),

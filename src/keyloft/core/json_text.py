@@ -52,7 +52,7 @@ def compact(data: bytes, most_levels: int) -> tuple[Any, bytes]:
     # As long as the text, but without the quotes within strings.
     bare = data.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in data else data
     if is_deeper(bare, most_levels):
-        raise _too_deep()
+        raise _too_deep(most_levels)
     short, long_ints, stand_in = _without_long_ints(data, bare)
     try:
         content, text = on_any_stack(_read_and_write, short)
@@ -121,11 +121,12 @@ def is_utf8(data: bytes) -> bool:
 def check_depth(data: bytes, most_levels: int) -> None:
     """Refuse lists and dicts that nest deeper than so many levels."""
     if is_deeper(data, most_levels):
-        raise _too_deep()
+        raise _too_deep(most_levels)
 
 
-def _too_deep() -> InvalidArgument:
-    return InvalidArgument(f"the payload is nested too deeply; a value may have {limits.PLUGIN_VALUE_DEPTH} levels")
+def _too_deep(most_levels: int) -> InvalidArgument:
+    levels = min(most_levels, limits.PLUGIN_VALUE_DEPTH)  # a payload has some more, around its values
+    return InvalidArgument(f"the payload is nested too deeply; a value may have {levels} levels")
 
 
 def _malformed(data: bytes, error: msgspec.DecodeError | UnicodeDecodeError) -> InvalidJson | InvalidArgument:
@@ -192,7 +193,7 @@ def _bracket_tables() -> tuple[bytes, bytes]:
     """For each eight brackets, one per bit: by how much they change the depth, and how far they raise it at most."""
     changes, peaks = bytearray(), bytearray()
     for bits in range(256):
-        levels = list(accumulate([1 if bits & 1 << place else -1 for place in range(7, -1, -1)]))
+        levels = list(accumulate([1 if bits & 1 << bit else -1 for bit in range(7, -1, -1)]))
         changes.append(levels[-1] % 256)
         peaks.append(max(0, *levels))
     return bytes(changes), bytes(peaks)

@@ -6,6 +6,7 @@
     bool      =true, =false
     bytes     =x00ff, in hex
     nothing   =, the empty text
+    dots      =. and =.., the texts . and .., which URL parsers would fold
 
 In a text, `/`, `%`, spaces, control characters and an `=` at its beginning are written with a percent sign, as in a
 URL: `%2F`. What `written` writes, `read` reads as the same key, types included.
@@ -13,12 +14,13 @@ URL: `%2F`. What `written` writes, `read` reads as the same key, types included.
 
 import re
 from typing import Final
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from keyloft.core.keys import Part, TupleKey
 from keyloft.errors import InvalidKey
 
-_WORDS: Final[dict[str, Part]] = {"": "", "true": True, "false": False}
+_WORDS: Final[dict[str, Part]] = {"": "", ".": ".", "..": "..", "true": True, "false": False}
+_DOTS: Final = (".", "..")
 _INT: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _HEX: Final = re.compile(r"x(?:[0-9A-Fa-f]{2})*", re.ASCII)
 _FLOAT: Final = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*(?:e[+-]?[0-9]+)?|[0-9]+e[+-]?[0-9]+|inf|nan)", re.ASCII)
@@ -61,7 +63,7 @@ def _read_part(part: str) -> Part:
             return unquote_to_bytes(part).decode()
         except (UnicodeDecodeError, UnicodeEncodeError):
             raise InvalidKey(f"{part!a} stands for no Unicode text") from None
-    typed = part[1:]
+    typed = unquote(part[1:])  # a client may write =1e%2B16
     if typed in _WORDS:
         return _WORDS[typed]
     if _INT.fullmatch(typed):
@@ -86,4 +88,6 @@ def _written_part(part: Part) -> str:
             return f"={float(part)!r}"
         case bytes():
             return f"=x{part.hex()}"
+    if part in _DOTS:
+        return f"={part}"
     return _TO_ESCAPE.sub(lambda found: quote(found[0], safe=""), part) or "="

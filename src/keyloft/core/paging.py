@@ -12,12 +12,13 @@ from keyloft.core.records import Page, Scan
 class PageSize:
     """How many entries a page can hold, as learned from the pages of earlier scans."""
 
-    def __init__(self) -> None:
-        self.fitting = limits.FIRST_PAGE_ROWS
+    def __init__(self, first: int = limits.FIRST_PAGE_ROWS, most: int = limits.SCAN_ROWS) -> None:
+        self.fitting = first
+        self._most = most
 
     def learn(self, page: Page) -> None:
         fitting = max(1, limits.SCAN_BYTES * len(page) // max(1, sum(map(len, page.values))))
-        self.fitting = min(limits.SCAN_ROWS, limits.PAGE_GROWTH * self.fitting, fitting)
+        self.fitting = min(self._most, limits.PAGE_GROWTH * self.fitting, fitting)
 
 
 class Pages:
@@ -32,7 +33,9 @@ class Pages:
         self._engine = engine
         self._rest = scan
         self._lately = lately or PageSize()
-        self._size = self._lately.fitting if scan.limit <= limits.SCAN_ROWS else limits.FIRST_PAGE_ROWS
+        self._size = self._lately.fitting
+        if scan.limit > limits.SCAN_ROWS:
+            self._size = min(self._size, limits.FIRST_PAGE_ROWS)
         self._pages = 0
 
     def __aiter__(self) -> "Pages":

@@ -7,10 +7,13 @@
     sqlite://, sqlite:///:memory:                  SQLite in memory
     postgresql://user:password@host:port/database  PostgreSQL, with hosts and options as libpq has them
     etcd://user:password@host:port,host,host/name  etcd: some of its members, and the prefix of all keys; options below
+    https://host:port, https://host/db/name        the HTTP API of a running service, and one of its named stores
 
 Options of PostgreSQL that are Keyloft's own: `reads=standby` and `max_lag=SECONDS`.
 
 Options of etcd: `tls=true`, or any of `ca=FILE`, `cert=FILE`, `key=FILE` and `server_name=NAME`, which turn TLS on.
+
+Option of https: `ca=FILE`, the certificates of the authorities that are trusted.
 
 Schemes may be written in capitals, and name a driver as in `postgresql+asyncpg://`, which is ignored.
 
@@ -26,16 +29,21 @@ from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from keyloft.errors import CannotOpen, InvalidArgument, KeyloftError
 
 AnyUrl: TypeAlias = "str | os.PathLike[str] | DatabaseUrl | None"
 
 _USE: Final = (
-    "write a path, sqlite:///path, postgresql://user:password@host/database, etcd://host,host/prefix or :memory:"
+    "write a path, sqlite:///path, postgresql://user:password@host/database, etcd://host,host/prefix, "
+    "https://host:port or :memory:"
 )
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9.-]*)(?:\+[a-z0-9_.+-]*)?:(//)?", re.IGNORECASE)
-_KNOWN: Final = ("sqlite", "file", "postgresql", "postgres", "etcd", "memory")
+_KNOWN: Final = ("sqlite", "file", "postgresql", "postgres", "etcd", "http", "https", "memory")
+_HOST_AND_PORT: Final = re.compile(
+    r"(?:[a-z0-9-]+(?:\.[a-z0-9-]+)*|\[[0-9a-f:]+\]):[0-9]{2,5}(?:/[a-z0-9._/-]*)?", re.I
+)
 # A scheme, a login beside a host, or libpq's name=value; what begins with /x, ./, ../ or ~ is a path.
 _LOGIN: Final = re.compile(
     r".*://|(?!/[^/]|\.{1,2}/|~)(?:[^@]*(?::[^@]*@|@[^@]*:)|.*\b(?:password|pwd|dbname|host)\s*=)", re.I | re.S
@@ -49,6 +57,9 @@ _ETCD_USE: Final = "an etcd URL is written etcd://user:password@host,host,host/p
 _ETCD_OPTIONS: Final = ("tls", "ca", "cert", "key", "server_name")
 _ETCD_PORT: Final = 2379
 _ETCD_PREFIX: Final = "keyloft"
+_HTTP_USE: Final = "the URL of a service is written https://host:port, or https://host:port/db/name for a named store"
+_HTTP_HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s,:\[\]]+)(?::([0-9]{1,5}))?", re.ASCII)
+_HTTP_PATH: Final = re.compile(r"((?:/[A-Za-z0-9._~-]+)*?)(?:/v1(?:/kv)?)?(?:/db/([A-Za-z0-9._-]+))?/?")
 _SECRET_OPTION: Final = re.compile(r"([^=&]*(?:pass|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
@@ -71,7 +82,7 @@ def check_nats_address(address: str, argument: str = "") -> None:
 class DatabaseUrl(Struct, frozen=True, kw_only=True):
     """What a path or URL names. It is safe to print: neither `shown` nor the repr holds a user or a password."""
 
-    engine: Literal["memory", "sqlite", "postgres", "etcd"]
+    engine: Literal["memory", "sqlite", "postgres", "etcd", "http"]
     shown: str
     """The path or URL as it was written, without user and password."""
     path: str = ":memory:"
@@ -79,6 +90,7 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
     read_only: bool = False
     postgres: "PostgresAddress | None" = None
     etcd: "EtcdAddress | None" = None
+    http: "HttpAddress | None" = None
 
     @classmethod
     def parse(cls, url: AnyUrl) -> "DatabaseUrl":
@@ -107,7 +119,7 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
 
     @property
     def file(self) -> Path | None:
-        """The SQLite file; None for memory, PostgreSQL and etcd."""
+        """The SQLite file; None for all else."""
         return Path(self.path) if self.engine == "sqlite" and self.path != ":memory:" else None
 
     @property
@@ -165,6 +177,36 @@ class EtcdAddress(Struct, frozen=True, kw_only=True):
         return f"EtcdAddress({self.name!r})"
 
 
+class HttpAddress(Struct, frozen=True, kw_only=True):
+    """Where the HTTP API of a service is, and which of its tuple stores is meant."""
+
+    origin: str
+    """Scheme, host and port, and what a proxy may have before the path of the API, as in `https://host/keyloft`."""
+    store: str | None = None
+    """The name of the store; None for the unnamed one."""
+    ca: str | None = None
+    """A file with the certificates of the authorities that are trusted; None for those of this machine."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.origin if self.store is None else f"{self.origin}/db/{self.store}"
+
+    def named(self, store: str | None) -> "HttpAddress":
+        """The same service, and the store that a caller named besides the URL.
+
+        Raises:
+            InvalidArgument: The URL names another one.
+        """
+        if store is None or store == self.store:
+            return self
+        if self.store is not None:
+            raise InvalidArgument(
+                f"name: the URL names the store {self.store}, and name= another one; write one of them"
+            )
+        return replace(self, store=store)
+
+
 def shown_url(url: AnyUrl) -> str:
     """A path or URL as it may be printed, also one that can't be parsed."""
     try:
@@ -196,6 +238,8 @@ def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:
             return _parse_postgres(rest)
         case "etcd":
             return _parse_etcd(rest)
+        case "http" | "https":
+            return _parse_http(scheme, rest)
         case "memory" if rest:
             raise InvalidArgument("memory://… has no name; write :memory: for a store in memory")
         case "memory":
@@ -233,7 +277,9 @@ def _quoted(path: str) -> str:
 
 
 def _check_path(path: str) -> None:
-    """Refuse a URL of PostgreSQL with a mistake in its scheme: as a path, it would show its password everywhere."""
+    """Refuse a URL of a server with a mistake in its scheme: as a path, it would show its password everywhere."""
+    if _HOST_AND_PORT.fullmatch(path):
+        raise InvalidArgument(f"{path} looks like the address of a server: write http://{path}, or ./{path} for a file")
     if _LOGIN.match(unquote(path)):
         raise InvalidArgument(f"this URL does not begin with a scheme: {_USE}; a file of that name is written ./name")
 
@@ -340,6 +386,26 @@ def _parse_etcd(rest: str) -> DatabaseUrl:
         **options,
     )
     return DatabaseUrl(engine="etcd", shown=f"etcd://{place}{parts.path}", etcd=address)
+
+
+def _parse_http(scheme: str, rest: str) -> DatabaseUrl:
+    try:
+        parts = _split(f"{scheme}://{rest}")
+        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    except ValueError:
+        raise InvalidArgument(_HTTP_USE) from None
+    if parts.fragment or "@" in rest:
+        raise InvalidArgument(
+            f"{_HTTP_USE}; a token is passed as token=…, or set as KEYLOFT_HTTP_TOKEN, not in the URL"
+        )
+    if wrong := [name for name in options if name != "ca" or scheme == "http"]:
+        named = f"there is no option {wrong[0]}" if wrong[0].isidentifier() else "an option is unknown"
+        raise InvalidArgument(f"{scheme}://…?…: {named}; an https URL takes ca=FILE alone, and an http URL nothing")
+    path, host = _HTTP_PATH.fullmatch(parts.path), _HTTP_HOST.fullmatch(parts.netloc)
+    if path is None or host is None or int(host[1] or 0) > 65_535:
+        raise InvalidArgument(_HTTP_USE)
+    address = HttpAddress(origin=f"{scheme}://{parts.netloc}{path[1]}", store=path[2], **options)
+    return DatabaseUrl(engine="http", shown=address.name, http=address)
 
 
 def _endpoint(host: str, port: int = _ETCD_PORT) -> str:

@@ -45,6 +45,16 @@ class U64(int):
 
     __str__ = int.__repr__
 
+    def __eq__(self, other: object) -> bool:
+        global _u64_comparisons
+        _u64_comparisons += 1
+        return int.__eq__(self, other)
+
+    __hash__ = int.__hash__
+
+
+_u64_comparisons = 0
+"""How often a U64 was compared: `encode_json` compares a value with what JSON makes of it, and so finds one inside."""
 
 LOST = -1
 """Instead of an encoding: the value is missing from the database."""
@@ -124,12 +134,13 @@ def encode_json(value: object, limit: int, most_levels: int = limits.VALUE_DEPTH
         limit: How many bytes it may have; only long ints are refused here because of it.
         most_levels: How deep its lists and dicts may nest.
     """
+    compared = _u64_comparisons
     try:
         data = _to_json(value)
         faithful = (_from_json(data) if len(data) < _MUCH else read_json(_from_json, data)) == value
     except Exception:  # a value's own __eq__ may raise anything
         faithful = False
-    if not faithful:
+    if not faithful or compared != _u64_comparisons:
         # Slow and exact: accepts tuples and very long ints, and explains what is wrong with all else.
         data = json_text.on_any_stack(_to_json, _plain(value, limit, most_levels))
     elif len(data) > 2 * most_levels and json_text.is_deeper(data, most_levels):
@@ -253,7 +264,7 @@ def _plain_scalar(value: object, around: list[_Container], ints: "_LongInts") ->
         return value
     if isinstance(value, str):
         return _plain_text(value, around)
-    if isinstance(value, int):
+    if isinstance(value, int) and type(value) is not U64:
         return ints.write(int(value))
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -301,10 +312,11 @@ def _plain_text(text: str, around: list[_Container], *, is_name: bool = False) -
 
 def _path(containers: list[_Container]) -> str:
     """The path of an item within the caller's argument, as in `value[1]['name']`, for messages."""
-    return "value" + "".join([_shown_place(container.place) for container in containers[1:]])
+    return "value" + "".join([shown_place(container.place) for container in containers[1:]])
 
 
-def _shown_place(place: object) -> str:
+def shown_place(place: object) -> str:
+    """An index or a name, as it stands in a path, for messages."""
     shown = ascii(place)
     return f"[{shown if len(shown) <= 40 else shown[:37] + '…'}]"
 

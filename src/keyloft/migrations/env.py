@@ -68,6 +68,8 @@ def _database() -> DatabaseUrl:
         raise CannotMigrate(str(error)) from None
     if database.is_in_memory:
         raise CannotMigrate(f"{database.shown} is in memory, where nothing can be migrated: name a file or a server")
+    if database.http is not None:
+        raise CannotMigrate(f"{database.shown} is a service: name the database that it uses")
     if database.etcd is not None:
         raise CannotMigrate(f"{database.shown} has no tables to migrate: opening it makes the store")
     if database.read_only:

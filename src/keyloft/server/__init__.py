@@ -1,1 +1,1 @@
-"""Puts a service together: the only room that names both a concrete engine and the faces that it serves."""
+"""Puts a service together: opens the database, connects to NATS, and starts the services that answer there."""

@@ -1,7 +1,6 @@
 """Runs the services: opens the database, connects to NATS, serves, and ends in order."""
 
 import asyncio
-import errno
 import logging
 import os
 import signal
@@ -25,6 +24,9 @@ from keyloft.errors import (
     NotPermitted,
     Unanswered,
 )
+from keyloft.http.page.service import NatsState
+from keyloft.http.pages import CLOSE, unavailable
+from keyloft.http.replies import TEXT_TYPE, HttpReply
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import cancel, connect
 from keyloft.nats.messages import NatsConnection
@@ -37,12 +39,13 @@ from keyloft.semantic.monitoring import Signals
 from keyloft.semantic.service import SemanticService
 from keyloft.semantic.store import SemanticStore
 from keyloft.server.banner import show_banner
-from keyloft.server.config import OFF, Config
-from keyloft.server.http import HttpServer, Response, shown, unavailable
+from keyloft.server.config import Config
+from keyloft.server.http_service import HttpService
 from keyloft.server.logging import set_up_logging
 from keyloft.server.members import NEW_STORE, QueueGroup
 from keyloft.server.metrics import Metrics
 from keyloft.server.nats_process import NatsServer
+from keyloft.server.page_parts import page_parts
 from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
@@ -87,6 +90,7 @@ async def _until_signal(app: "App", end_process: Callable[[int], NoReturn]) -> N
         if first_signal is None:
             first_signal = now
             logger.info("%s: answering the accepted requests, then ending", number.name)
+            app.http.stop_accepting()
             serving.cancel()
         elif now - first_signal > limits.SAME_SIGNAL_SECONDS:
             app.end_nats_server()
@@ -95,6 +99,7 @@ async def _until_signal(app: "App", end_process: Callable[[int], NoReturn]) -> N
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGHUP, app.http.reload_tokens)
     try:
         await serving
     except asyncio.CancelledError:
@@ -130,11 +135,18 @@ class App:
         )
         self._nats_server: NatsServer | None = None
         self._nats: Nats | None = None
-        self._pages: str | None = None
-        """The address of metrics and health."""
-        self._no_pages = OFF
-        """Why there are none."""
+        self._addresses: list[str] = []
+        self._page = page_parts(
+            config,
+            meters=self._meters,
+            tenants=self._tenants,
+            usage=self._usage,
+            signals=self._signals,
+            nats=self._nats_state,
+        )
+        self.http = HttpService(config, self, self._page)
         self._is_open = False
+        self._is_serving = False
         self._group: QueueGroup | None = None
         self._has_served = False
 
@@ -145,15 +157,19 @@ class App:
             KeyloftError: It can't be started, and no later attempt could succeed.
         """
         async with AsyncExitStack() as stack:
-            self._pages = await self._show_pages(stack)
-            addresses = await self._find_nats(stack)
+            # Before all else: while the service waits for something, health says for what.
+            await stack.enter_async_context(self.http)
+            await self.http.start()
+            self._addresses = addresses = await self._find_nats(stack)
             await self._check_before_new_file()
             await self._open_database()
             self._is_open = True
             stack.push_async_callback(self._db.aclose)
+            stack.push_async_callback(self.http.aclose)  # its running requests end before the database closes
             await stack.enter_async_context(self._usage)
             config = self._config
             self._engine = engine = await self._db.engine()
+            self.http.opened(engine)
             [store_id] = await engine.read(StoreId())
             self._group = QueueGroup(config, store_id)
             store = SemanticStore(
@@ -167,6 +183,7 @@ class App:
                 signals=self._signals,
             )
             await stack.enter_async_context(store)
+            self._page.semantic = store
             while True:
                 await self._serve(addresses, store)
 
@@ -178,30 +195,23 @@ class App:
 
     # Metrics and health
 
-    async def _show_pages(self, stack: AsyncExitStack) -> str | None:
-        """Serve metrics and health before all else: while the service waits for something, health says for what."""
-        address = self._config.http_address()
-        if address is None:
-            return None
-        pages = HttpServer({"/metrics": self._show_metrics, "/healthz": self._show_health})
-        server = await stack.enter_async_context(pages)
-        try:
-            host, port = await server.start(*address)
-        except OSError as error:
-            is_taken = error.errno == errno.EADDRINUSE
-            reason = "is taken" if is_taken else f"can't be listened on: {error.strerror or error}"
-            self._no_pages = f"none: {self._config.http} {reason}"
-            cure = "choose another with --http, as in --http 127.0.0.1:0"
-            logger.warning("no metrics and health: %s %s: %s", self._config.http, reason, cure)
-            return None
-        return shown(host, port)
-
-    async def _show_metrics(self) -> Response:
+    async def metrics(self) -> HttpReply:
+        """The page of metrics."""
         if not self._is_open:
             return unavailable(_NOT_OPEN)
-        return Response(await self._metrics.render(), content_type=self._metrics.content_type)
+        text = await self._metrics.render()
+        return HttpReply(text, content_type=self._metrics.content_type.encode(), headers=CLOSE)
 
-    async def _show_health(self) -> Response:
+    async def readiness(self) -> HttpReply:
+        """Whether requests are served: it costs nothing, and a database that hangs does not change it."""
+        if not self._is_open:
+            return unavailable(_NOT_OPEN)
+        if not self._is_serving or self._nats is None or not self._nats.is_connected:
+            return unavailable("not connected to NATS")
+        return HttpReply(b"ready\n", content_type=TEXT_TYPE, headers=CLOSE)
+
+    async def health(self) -> HttpReply:
+        """Whether the service is connected, and its database can be read and written."""
         if self._group is None:
             return unavailable(_NOT_OPEN)
         if self._nats is None or not self._nats.is_connected:
@@ -218,7 +228,8 @@ class App:
             return unavailable(f"the database can't be used ({error.code})")
         servers = self._servers()
         lines = ["ok", f"store {self._group.store}", *(servers.lines if servers else ())]
-        return Response("".join([f"{line}\n" for line in lines]).encode())
+        body = "".join([f"{line}\n" for line in lines]).encode()
+        return HttpReply(body, content_type=TEXT_TYPE, headers=CLOSE)
 
     def _servers(self) -> ServerHealth | None:
         """What is known of the servers of the database."""
@@ -227,6 +238,15 @@ class App:
     async def _try_to_write(self) -> None:
         """Commit a check that fails: it takes the path of every write, and writes nothing."""
         await (await self._db.engine()).commit(Batch((), (Check(_PROBE.space, _PROBE.key, -1),)))
+
+    # The admin page
+
+    def _nats_state(self) -> NatsState:
+        return NatsState(
+            is_connected=self._nats is not None and self._nats.is_connected,
+            addresses=[without_login(address) for address in self._addresses],
+            is_own=not self._config.nats,
+        )
 
     # The database
 
@@ -347,8 +367,11 @@ class App:
                     raise NotPermitted(f"{refusal}; {_LOG_IN}")
                 logger.error("%s", refusal)
             group.warn_of_unknown()
+            self.http.serving(service, semantic)
+            stack.callback(self.http.serving, None, None)
             if is_first:
-                show_banner(config, addresses, self._pages, self._no_pages)
+                show_banner(config, addresses, self.http)
+            self._is_serving = True
             # Another service may have joined at the same moment: then at least one of the two finds the other now.
             again = asyncio.create_task(self._may_join(group, nats), name="keyloft queue group")
             stack.push_async_callback(cancel, again)

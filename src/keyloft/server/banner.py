@@ -14,19 +14,20 @@ from keyloft.core.urls import DatabaseUrl, without_login
 from keyloft.nats.connection import Login
 from keyloft.plugins.rules import PREFIXES
 from keyloft.server.config import DEFAULT_NATS_PORT, Config
+from keyloft.server.http_service import HttpService
 
 logger = logging.getLogger(__name__)
 
 
-def show_banner(config: Config, addresses: Sequence[str], pages: str | None, no_pages: str) -> None:
+def show_banner(config: Config, addresses: Sequence[str], http: HttpService) -> None:
     """Print it to standard error, which has the log, too; nothing reads a service's standard output.
 
     Args:
         config: The settings of the service.
         addresses: Those of NATS; without any in `config`, that of the nats-server which the service runs itself.
-        pages: The address of metrics and health.
-        no_pages: What is shown instead where there is none.
+        http: Its HTTP server.
     """
+    pages = http.address
     nats = [without_login(address) for address in addresses]
     if config.log_format == "json":
         where = {
@@ -34,17 +35,27 @@ def show_banner(config: Config, addresses: Sequence[str], pages: str | None, no_
             "nats": nats,
             "metrics": None if pages is None else f"{pages}/metrics",
             "health": None if pages is None else f"{pages}/healthz",
+            "api": f"{pages}/v1" if pages is not None and http.has_api else None,
+            "page": f"{pages}/page" if pages is not None and http.has_page else None,
         }
+        if http.made_token is not None:
+            where["token"] = http.made_token
         logger.info("Keyloft %s is running", keyloft.__version__, extra=where)
         return
-    metrics = no_pages if pages is None else f"{pages}/metrics, health at {pages}/healthz"
+    shown = http.absence if pages is None else f"{pages}/metrics, health at {pages}/healthz"
+    api = ""
+    if pages is not None and http.has_api:
+        made = http.made_token
+        api = f"  API       {pages}/v1{f' with the token {made}' if made and not http.has_page else ''}\n"
+        if http.has_page:
+            api += f"  page      {pages}/{f'?token={made}' if made else 'page'}\n"
     needs_login = config.login() != Login() or any("@" in address for address in addresses)
     with contextlib.suppress(OSError):  # the terminal is closed
-        sys.stderr.write(_text(config, nats, metrics, needs_login))
+        sys.stderr.write(_text(config, nats, shown, api, needs_login))
         sys.stderr.flush()
 
 
-def _text(config: Config, nats: Sequence[str], metrics: str, needs_login: bool) -> str:
+def _text(config: Config, nats: Sequence[str], metrics: str, api: str, needs_login: bool) -> str:
     options = ""
     if nats != [f"nats://127.0.0.1:{DEFAULT_NATS_PORT}"]:
         options += f" --nats {shlex.quote(','.join(nats))}"
@@ -57,7 +68,7 @@ Keyloft {keyloft.__version__} is running.
   data      {database_name(config.database)}
   NATS      {", ".join(nats)}{"" if config.nats else " (started by this service)"}
   metrics   {metrics}
-
+{api}
 Store a first value and read it, in another terminal{login}:
 
   {_command()} plugin set{options} trivia score 100

@@ -18,13 +18,13 @@ import msgspec
 from msgspec import Meta
 
 from keyloft import limits
+from keyloft.core.addresses import read_address
 from keyloft.core.urls import DatabaseUrl, check_nats_address
 from keyloft.errors import CannotOpen, InvalidArgument, InvalidPluginName
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.rules import PREFIXES, QUEUE, plugin_name
 from keyloft.semantic.keys import PREFIX as SEMANTIC_PREFIX
 from keyloft.semantic.rules import check_purpose
-from keyloft.server.http import read_address
 from keyloft.server.isolation import isolate
 
 if TYPE_CHECKING:
@@ -159,14 +159,46 @@ class Config:
     )
     cleanup_every: float = _seconds(limits.CLEANUP_SECONDS, "Seconds between removals of expired entries.", most=_YEAR)
     http: str = _setting(
-        "127.0.0.1:9464", "Where metrics and health are served; port 0: a free one; off: nowhere.", metavar="HOST:PORT"
+        "127.0.0.1:9464",
+        "Where metrics, health and, with a token, the API are served over HTTP; port 0: a free one; off: nowhere.",
+        metavar="HOST:PORT",
+    )
+    http_token: str | None = _setting(
+        None, "A token that may do everything over HTTP, of at least 16 characters. Better set by the environment."
+    )
+    http_tokens: str | None = _file(
+        "A TOML file with the tokens of the API, as `keyloft token new` writes them; it is read again when it changes."
+    )
+    http_make_token: Literal["yes", "no"] = _setting(
+        "no", "yes: where no token is configured, one is made at the start and printed. scripts/serve does so."
+    )
+    http_hosts: tuple[str, ...] = _setting(
+        (),
+        "Names besides localhost that HTTP requests may be sent to, as their Host header has them; several with "
+        "commas.",
+        metavar="NAME",
+    )
+    http_origins: tuple[str, ...] = _setting(
+        (),
+        "Web pages that may call the API from browsers, as in https://app.example; several with commas.",
+        metavar="ORIGIN",
+    )
+    http_cert: str | None = _file("The certificate for HTTPS, in PEM, with those between it and its authority.")
+    http_key: str | None = _file("The private key of the certificate.")
+    http_connections: int = _setting(
+        limits.HTTP_CONNECTIONS, "How many HTTP connections there may be at a time.", metavar="N", ge=16, le=1_000_000
+    )
+    http_page: Literal["full", "read-only", "off"] = _setting(
+        "full",
+        "The admin page, where there is a token. read-only: it changes nothing, whatever a token may do. off: there is "
+        "none.",
     )
     metrics_prefix: str = _setting("rosey", "What names of metrics begin with.", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "debug has a line for every request.")
     log_format: Literal["text", "json"] = _setting("text", "The format of the log, on standard error.")
 
     def http_address(self) -> tuple[str, int] | None:
-        """Where metrics and health are served, or None for nowhere."""
+        """Where HTTP is served, or None for nowhere."""
         return None if self.http == OFF else read_address(self.http, f"127.0.0.1:9464, or {OFF}")
 
     def plugin_quotas(self) -> Quotas:
@@ -275,6 +307,10 @@ NATS_SETTINGS: Final = tuple(name for name in SETTINGS if name.startswith("nats"
 """How to reach a NATS server: clients need these, too."""
 
 
+HTTP_SETTINGS: Final = tuple(name for name in SETTINGS if name.startswith("http"))
+"""How HTTP is served."""
+
+
 def load(flags: FlagValues, environment: Mapping[str, str] = os.environ, *, only: Iterable[str] = SETTINGS) -> Config:
     """Read the settings from all their sources.
 
@@ -340,7 +376,7 @@ def _from_file(path: str) -> dict[str, Any]:
 
 def _check(config: Config, sources: Mapping[str, str]) -> None:
     """Check what the types of the settings can't express."""
-    for name, needed in (("nats_key", "nats_cert"), ("nats_password", "nats_user")):
+    for name, needed in (("nats_key", "nats_cert"), ("nats_password", "nats_user"), ("http_key", "http_cert")):
         if name in sources and getattr(config, needed) is None:
             raise InvalidArgument(f"{sources[name]} needs {SETTINGS[needed].flag}, too")
     for name, source in sources.items():
@@ -355,6 +391,10 @@ def _check_one(name: str, config: Config) -> None:
     match name:
         case "http":
             config.http_address()
+        case "http_token" if len(value) < limits.HTTP_TOKEN_CHARACTERS or not value.isascii() or " " in value:
+            raise InvalidArgument(
+                f"expected at least {limits.HTTP_TOKEN_CHARACTERS} characters of ASCII, without spaces"
+            )
         case "prefixes" | "semantic_prefix":
             isolate((), prefixes=config.prefixes, semantic_prefix=config.semantic_prefix)
         case "quotas":

@@ -29,11 +29,11 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from keyloft import limits
+from keyloft.core.addresses import read_address
 from keyloft.errors import CannotOpen, InvalidArgument
 from keyloft.nats.events import EVENTS
 from keyloft.plugins import rules
 from keyloft.semantic import keys
-from keyloft.server.http import read_address
 from keyloft.server.topology import Topology, leaf_user
 
 SERVICE: Final = "SERVICE"
@@ -168,11 +168,9 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
         "",
         f'listen: "{listen}"',
         "",
-        "# A connection for which more than max_pending waits is cut off. So that no sender can do this to a service,",
-        "# messages are dropped before: from three quarters of it on. Who sent a request learns of that at once.",
-        "# no_fast_producer_stall needs nats-server 2.11 or later.",
+        "# A connection for which more than max_pending waits is cut off. From three quarters of it on, senders are",
+        "# slowed down, so that a burst does not get a service cut off.",
         f"max_pending: {limits.NATS_PENDING_BYTES}",
-        "no_fast_producer_stall: true",
         *topology.text({name: user.password for name, user in isolation.others.items()}),
         "",
         "# There is no user without a password: clients that don't log in are refused.",

@@ -53,8 +53,8 @@ class Member(Struct):
     def where(self) -> str:
         """Its store, database, process and machine, for messages."""
         about = self.metadata
-        place = f"{about.get('database')}, process {about.get('pid')} on {about.get('host')}"
-        return f"store {self.store or 'unknown'} ({place})"
+        process = f"{about.get('database')}, process {about.get('pid')} on {about.get('host')}"
+        return f"store {self.store or 'unknown'} ({process})"
 
     def is_same(self, other: "Member") -> bool:
         """Whether it is this very process."""
@@ -122,8 +122,8 @@ class QueueGroup:
         """Find the members, and refuse to join those of another store.
 
         Args:
-            nats: The connection.
-            user: Its user name.
+            nats: The connection on which the members are asked.
+            user: The user that it is logged in as; None if that is not known.
 
         Raises:
             AnotherStore: It names both stores, and what to do.

@@ -150,6 +150,9 @@ def _servers(health: ServerHealth | None) -> Iterator[_Family]:
     yield _Family("gauge", "database_timeline", "The highest timeline seen", (), [((), health.timeline or 0)])
     waits: _Samples = [((), float(bool(health.synchronous)))]
     yield _Family("gauge", "database_synchronous", "1 if commits wait for a standby", (), waits)
+    states: _Samples = [([host.name, host.sync_state], 1) for host in hosts if host.sync_state]
+    about = "1 for each standby and what it is to the primary: sync, quorum, potential or async"
+    yield _Family("gauge", "database_sync_state", about, ["host", "state"], states)
     lags: _Samples = [([host.name], host.lag) for host in hosts if host.lag is not None]
     yield _Family("gauge", "database_lag_seconds", "How far a standby is behind, at most", ["host"], lags)
     reads: _Samples = [([host.name], host.reads) for host in hosts]

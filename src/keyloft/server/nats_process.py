@@ -22,6 +22,7 @@ logger = logging.getLogger("keyloft.nats_server")
 
 _HOST: Final = "127.0.0.1"
 _BINARY: Final = "nats-server"
+_INPUT: Final = "/dev/stdin"
 _LISTENS: Final = re.compile(r"\] Listening for client connections on \S+:(\d+)$")
 _RELOADED: Final = re.compile(r"\] (?:Reloaded server configuration|Failed to reload server configuration: (.*))")
 
@@ -121,19 +122,24 @@ class NatsServer(AsyncClosing):
         if self._following is not None and not self._following.done():
             raise NatsServerFailed("nats-server is running already")
         command = _command(find_binary(), self._port, self._config)
+        given = _given_configuration() if _INPUT in command else asyncio.subprocess.DEVNULL
         if self._died is None or self._died.done():
             self._died = asyncio.get_running_loop().create_future()
         self._stopping = False
         self._last_line = ""
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            limit=limits.NATS_LOG_LINE_BYTES,
-            # Ctrl-C in a terminal reaches all processes of its session: the server must outlive its clients.
-            start_new_session=True,
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=given,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                limit=limits.NATS_LOG_LINE_BYTES,
+                # Ctrl-C in a terminal reaches all processes of its session: the server must outlive its clients.
+                start_new_session=True,
+            )
+        finally:
+            if given != asyncio.subprocess.DEVNULL:
+                os.close(given)
         self._following = asyncio.create_task(self._follow(self._process), name="keyloft nats-server")
         try:
             self._port = int((await self._logs(_LISTENS, "start")).group(1))
@@ -220,12 +226,22 @@ class NatsServer(AsyncClosing):
             self._died.set_result(f"nats-server ended with exit code {code}: {self._last_line or 'its log is empty'}")
 
 
+def _given_configuration() -> int:
+    """A pipe that holds what has no option of the command line; no file would have to be removed."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as file:
+        file.write(f"max_pending: {limits.NATS_PENDING_BYTES}\n")  # as `isolate` writes it
+    return reading
+
+
 def _command(binary: str, port: int | None, config: str | os.PathLike[str] | None) -> Sequence[str]:
     # With -1 the server itself takes a free port, so that two of them never race for one.
     command = [binary, "-a", _HOST, "-p", str(port or -1), "--logtime=false"]
     if config is not None:
         # Its log is read here, wherever the configuration would write it.
         command += ["-c", os.fspath(config), "-l", "", "--syslog=false"]
+    elif Path(_INPUT).exists():
+        command += ["-c", _INPUT]
     if sys.platform == "linux" and sys.executable:
         command = [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command]
     return command

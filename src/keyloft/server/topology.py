@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
+from keyloft.core.addresses import read_address
 from keyloft.errors import InvalidArgument
-from keyloft.server.http import read_address
 
 ROUTE: Final = "ROUTE"
 """The user by whose password the nodes of a cluster know each other; no client can log in as it."""

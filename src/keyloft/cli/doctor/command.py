@@ -14,13 +14,13 @@ from keyloft.cli.options import Commands, Output, Settings, option
 from keyloft.cli.terminal import counted, is_for_people, say, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
-from keyloft.server.config import NATS_SETTINGS, Config, check_service
+from keyloft.server.config import HTTP_SETTINGS, NATS_SETTINGS, Config, check_service
 
 
 class ExaminedSettings(Settings, frozen=True, kw_only=True):
     """Where a service would keep its data, and where it would listen."""
 
-    names = ("database", *NATS_SETTINGS, "nats_port", "prefixes", "semantic_prefix", "http")
+    names = ("database", *NATS_SETTINGS, "nats_port", "prefixes", "semantic_prefix", *HTTP_SETTINGS)
 
 
 def doctor(
@@ -30,7 +30,7 @@ def doctor(
     out: Output,
     settings: ExaminedSettings,
 ) -> int:
-    """Find what is wrong with the settings, the database, NATS and its permissions, the disk and the ports.
+    """Find what is wrong with the settings, the database, NATS and its permissions, the disk, the ports and HTTP.
 
     It changes nothing. Each finding says what to do; exit code 1 if there is a problem, warnings don't count.
 
@@ -67,7 +67,7 @@ def _number(findings: Sequence[Finding], severity: str) -> str:
 async def _examined(
     settings: ExaminedSettings, plugin: str | None, logins: Mapping[str, str]
 ) -> AsyncIterator[Sequence[Finding]]:
-    from keyloft.cli.doctor import database, host, nats
+    from keyloft.cli.doctor import database, host, http, nats
 
     yield host.versions()
     try:
@@ -83,6 +83,7 @@ async def _examined(
     yield found
     is_served = any(finding.code == "service" and finding.severity == "ok" for finding in found)
     yield await bounded("ports", host.ports(config, is_served=is_served), limits.DOCTOR_CHECK_SECONDS)
+    yield await bounded("http", http.examine(config), limits.DOCTOR_CHECK_SECONDS)
 
 
 def _contradictions(config: Config) -> Finding:

@@ -32,9 +32,9 @@ async def examine(url: str) -> list[Finding]:
         named = DatabaseUrl.parse(url)
     except (InvalidInput, DatabaseError) as error:
         return [_failed(error)]
-    place, migrate, found = named.shown, "`keyloft migrate`, with the same settings", None
+    location, migrate, found = named.shown, "`keyloft migrate`, with the same settings", None
     if (file := named.file) is not None:
-        place, migrate = str(file), f"`keyloft migrate --database {_quoted(file)}`"
+        location, migrate = str(file), f"`keyloft migrate --database {_quoted(file)}`"
         found = await in_thread(lambda: file_finding(file))
         if found.severity == "problem" or not await in_thread(file.exists):
             return [found]
@@ -46,7 +46,7 @@ async def examine(url: str) -> list[Finding]:
         what = f"{named.shown} is in memory: its data ends with its process"
         return [warning("database", what, cure="--database FILE keeps it")]
     if found is None or found.severity == "ok":
-        found = ok("database", f"{place} opens and answers ({inspection.software})")
+        found = ok("database", f"{location} opens and answers ({inspection.software})")
     obstacles = [problem("rights", seen, cure=advice) for seen, advice in inspection.obstacles]
     doubts = [warning("cluster", seen, cure=advice) for seen, advice in inspection.doubts]
     return [
@@ -93,7 +93,7 @@ def file_finding(file: Path) -> Finding:
             file.stat()
         return _refusal(file) or _doubt(file) or ok("database", str(file))
     except OSError as error:
-        what = f"{file} can't be looked at: {error.strerror}"
+        what = f"{file} can't be read: {error.strerror}"
         return problem("database", what, cure=f"let {_user()} enter the folders above it")
 
 
@@ -110,7 +110,7 @@ def _refusal(file: Path) -> Finding | None:
         return problem("database", f"{file} is a folder", cure="name a file in it with --database")
     if not os.access(folder, os.W_OK | os.X_OK):
         what = f"the folder {folder} can't be written by {user}: SQLite keeps its log there"
-        advice = f"let {user} write to it, with chown or chmod, or name another place with --database"
+        advice = f"let {user} write to it, with chown or chmod, or name another file with --database"
         return problem("database", what, cure=advice)
     for part in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
         if part.exists() and not os.access(part, os.R_OK | os.W_OK):
@@ -143,14 +143,14 @@ def filesystem_of(folder: Path, mounts: Path = _MOUNTS) -> str | None:
         lines = mounts.read_text("utf-8", "replace").splitlines()
     except OSError:
         return None
-    place = folder.resolve()
+    resolved = folder.resolve()
     kind, depth = None, -1
     for line in lines:
         before, _, after = line.partition(" - ")
         # Spaces and their like are written in octal.
         point = Path(before.split(" ")[4].encode("latin-1", "replace").decode("unicode_escape"))
-        # A later mount hides an earlier one at the same place.
-        if place.is_relative_to(point) and len(point.parts) >= depth:
+        # A later mount hides an earlier one at the same path.
+        if resolved.is_relative_to(point) and len(point.parts) >= depth:
             kind, depth = after.split(" ")[0], len(point.parts)
     return kind
 
@@ -238,7 +238,7 @@ def _disk_below(file: Path) -> Finding:
     try:
         space, room = shutil.disk_usage(file.parent), os.statvfs(file.parent)
     except OSError:
-        return skipped("disk", f"the folder {file.parent} can't be looked at")
+        return skipped("disk", f"the folder {file.parent} can't be read")
     size = sum(part.stat().st_size for part in (file, Path(f"{file}-wal")) if part.is_file())
     return space_for(size, space.free, room.f_favail if room.f_files else None)
 

@@ -6,6 +6,7 @@ import importlib.util
 import platform
 import re
 import socket
+import ssl
 from contextlib import suppress
 from typing import Final
 
@@ -49,6 +50,8 @@ def packages(config: Config) -> list[Finding]:
         lack("grpcio or protobuf", "etcd", "what calls etcd", must=True)
     if not (_is_there("alembic") and _is_there("sqlalchemy")):
         lack("Alembic", "sql", "`keyloft migrate` needs it")
+    if not all([_is_there(package) for package in ("starlette", "uvicorn", "httptools")]):
+        lack("Starlette, uvicorn or httptools", "http", "`keyloft serve` needs them", must=True)
     if not _is_there("nats"):
         lack("nats-py", "nats", "all that goes over NATS needs it", must=bool(config.nats))
     if not config.nats:
@@ -67,27 +70,27 @@ async def ports(config: Config, *, is_served: bool) -> list[Finding]:
     """Whether `keyloft serve` could listen where it is to; `is_served` if one serves already."""
     found = []
     if (address := config.http_address()) is not None and address[1]:
-        found.append(await _pages_port(*address))
+        found.append(await _pages_port(*address, is_tls=config.http_cert is not None))
     if not config.nats and config.nats_port:
         found.append(await _nats_port(config.nats_port, is_served=is_served))
     return found
 
 
-async def _pages_port(host: str, port: int) -> Finding:
+async def _pages_port(host: str, port: int, *, is_tls: bool) -> Finding:
     name, setting = f"port {port}", SETTINGS["http"].flag
     trouble = await in_thread(lambda: _why_not(host, port))
     if trouble is None:
-        return ok(name, "free, for metrics and health")
-    advice = f"{setting} HOST:PORT takes another address, {setting} off shows no metrics"
+        return ok(name, "free, for HTTP")
+    advice = f"{setting} HOST:PORT takes another address, {setting} off serves no HTTP"
     if trouble.errno != errno.EADDRINUSE:
         return warning(name, f"{host}:{port} can't be listened on: {_reason(trouble)}", cure=advice)
-    status, what = await _health(host, port)
+    status, what = await _health(host, port, is_tls=is_tls)
     healthy, _, store = what.partition("\n")
     if (status, healthy) == (200, "ok"):
         return ok(name, f"taken by a service of Keyloft, which is healthy{f' ({store})' if store else ''}")
     if status == 503:
         return warning(name, f"the service there is not healthy: {what}", cure="see the log of that service")
-    return warning(name, "taken by another program: `keyloft serve` would show no metrics", cure=advice)
+    return warning(name, "taken by another program: `keyloft serve` would serve no HTTP", cure=advice)
 
 
 async def _nats_port(port: int, *, is_served: bool) -> Finding:
@@ -126,9 +129,10 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-async def _health(host: str, port: int) -> tuple[int, str]:
+async def _health(host: str, port: int, *, is_tls: bool) -> tuple[int, str]:
     """The status and the text of the page that tells how a service is; 0 if there is none."""
-    answer = await _first_words(host, port, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    answer = await _first_words(host, port, request, is_tls=is_tls)
     head, _, body = answer.decode("utf-8", "replace").partition("\r\n\r\n")
     found = re.match(r"HTTP/1\.\d (\d{3})", head)
     # Of another program's page nothing is shown.
@@ -137,12 +141,16 @@ async def _health(host: str, port: int) -> tuple[int, str]:
     return int(found[1]), body.strip()
 
 
-async def _first_words(host: str, port: int, request: bytes = b"") -> bytes:
-    """What a program sends first, until a pause or the end."""
+async def _first_words(host: str, port: int, request: bytes = b"", *, is_tls: bool = False) -> bytes:
+    """What a program sends first, until a pause or the end; by TLS without asking who it is."""
+    tls: ssl.SSLContext | None = None
+    if is_tls:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     said = b""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(limits.DOCTOR_PORT_SECONDS):
-            reader, writer = await asyncio.open_connection(_LOOPBACK.get(host, host), port)
+            reader, writer = await asyncio.open_connection(_LOOPBACK.get(host, host), port, ssl=tls)
             try:
                 writer.write(request)
                 while len(said) < 4096 and (some := await reader.read(4096)):

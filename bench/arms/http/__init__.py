@@ -1,0 +1,1 @@
+"""Servers that take part in `scripts/bench http`."""

@@ -1,0 +1,46 @@
+"""The command `token new`: makes a token for the HTTP API."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+from keyloft.cli.options import Commands, Output, argument, number_option, option
+from keyloft.cli.terminal import say, to_json
+from keyloft.errors import InvalidArgument
+
+
+def new(
+    name: Annotated[str, argument("NAME", "Who it is for; the audit log shows it.")],
+    *,
+    scope: Annotated[
+        list[str] | None,
+        option(
+            "SCOPE",
+            "What it may do: admin, or status:, read: or write: and then kv, kv/PREFIX, db/NAME, db/NAME/PREFIX, "
+            "plugin/NAME or tenant/NAME. status: is for the admin page without values. Can be given several times.",
+        ),
+    ] = None,
+    days: Annotated[int | None, number_option("N", "It is valid for so many days; without it, until removed.")] = None,
+    out: Output,
+) -> None:
+    """Make a token for the HTTP API, and print it once, with the lines for the file of --http-tokens.
+
+    The lines hold its SHA-256, from which the token can't be found. A running service reads the file again by itself.
+
+    Example: keyloft token new ci --scope read:kv/users --scope write:plugin/trivia
+    """
+    from keyloft.http.tokens import declaration, new_token
+
+    if not scope:
+        raise InvalidArgument("scope: expected at least one, as in --scope read:kv/users")
+    if days is not None and not 1 <= days <= 36_500:
+        raise InvalidArgument("days: expected a whole number from 1 to 36,500")
+    expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).replace(microsecond=0)
+    token = new_token()
+    lines = declaration(name, token, scope, expires)
+    if out.is_for_people:
+        say(f"The token, which is not stored anywhere:\n\n  {token}\n\nFor the file of --http-tokens:\n\n{lines}")
+    else:
+        say(to_json({"token": token, "declaration": lines}))
+
+
+COMMANDS: Final[Commands] = (new,)

@@ -1,0 +1,1 @@
+"""HTTP: the tuple store for programs in any language, metrics and health, on Starlette and uvicorn."""

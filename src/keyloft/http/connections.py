@@ -1,0 +1,273 @@
+"""Connections of HTTP clients, each within bounds: of its head, its pace, and of how many there are.
+
+The one module that builds on uvicorn's protocol classes, which are not a public interface: pyproject.toml bounds its
+versions, and the tests of tests/http/test_hostile.py fail if one of these bounds no longer holds.
+"""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from keyloft import limits
+from keyloft.errors import IncompatibleLibrary
+from keyloft.http.problems import Problem
+
+_VERSIONS: Final = ("1.1", "1.0")
+_EXTENDED: Final = (
+    *("connection_made", "connection_lost", "data_received", "on_message_begin", "on_header", "on_headers_complete"),
+    *("on_body", "on_message_complete", "on_response_complete", "shutdown"),
+)
+_NOT_HTTP: Final = Problem(400, "BAD_REQUEST", "this is not a request of HTTP/1.1")
+_HEAD_TOO_LARGE: Final = Problem(
+    431,
+    "HEADERS_TOO_LARGE",
+    f"the path and the headers may have {limits.HTTP_HEAD_BYTES:,} bytes, and {limits.HTTP_HEADERS} headers",
+)
+
+
+def check_uvicorn() -> None:
+    """Refuse a uvicorn that calls what is extended here by other names.
+
+    Raises:
+        IncompatibleLibrary: It does.
+    """
+    missing = [name for name in _EXTENDED if not hasattr(HttpToolsProtocol, name)]
+    if missing:
+        raise IncompatibleLibrary(f"uvicorn lacks {', '.join(missing)}: install a version from 0.35 on, below 0.55")
+
+
+class ConnectionTable(ServerState):
+    """All connections of a server, by what they are doing; those that do nothing for too long are ended."""
+
+    def __init__(self, most: int, now: Callable[[], float]) -> None:
+        """Bound the connections.
+
+        Args:
+            most: How many there may be; for one more, the one that has been idle for the longest is ended.
+            now: The time, in seconds.
+        """
+        super().__init__()
+        self._most = most
+        self._now = now
+        # Each in the order in which it began, so that the oldest one is found without a search.
+        self._idle: dict[HttpConnection, float] = {}
+        self._receiving: dict[HttpConnection, float] = {}
+        self._unsent: dict[HttpConnection, float] = {}
+        self.refused = 0
+        """How many connections were ended or refused because there were too many."""
+
+    def has_room(self) -> bool:
+        """Whether one more connection may be served; an idle one is ended for it if need be."""
+        if len(self.connections) < self._most:
+            return True
+        self.refused += 1
+        for waiting in (self._idle, self._receiving):
+            if waiting:
+                next(iter(waiting)).abort()
+                return True
+        return False
+
+    def idle(self, connection: "HttpConnection") -> None:
+        """It waits for a request."""
+        self._receiving.pop(connection, None)
+        self._idle.pop(connection, None)
+        self._idle[connection] = self._now()
+
+    def receiving(self, connection: "HttpConnection") -> None:
+        """A request has begun to arrive."""
+        self._idle.pop(connection, None)
+        self._receiving.setdefault(connection, self._now())
+
+    def received(self, connection: "HttpConnection") -> None:
+        """The request is complete, and is being answered."""
+        self._receiving.pop(connection, None)
+        self._idle.pop(connection, None)
+
+    def unsent(self, connection: "HttpConnection") -> None:
+        """A response is complete, and its client has not read all of it yet."""
+        self._unsent.setdefault(connection, self._now())
+        self._end_unsent()
+
+    def gone(self, connection: "HttpConnection") -> None:
+        """It has ended."""
+        for table in (self._idle, self._receiving, self._unsent):
+            table.pop(connection, None)
+
+    def end_slow_ones(self) -> None:
+        """End connections that have been idle, or sending or reading, for too long. To be called every second."""
+        now = self._now()
+        for connection in [each for each in self._unsent if not _unsent_bytes(each)]:
+            del self._unsent[connection]
+        for table, seconds in (
+            (self._idle, limits.HTTP_IDLE_SECONDS),
+            (self._receiving, limits.HTTP_REQUEST_SECONDS),
+            (self._unsent, limits.HTTP_ANSWER_SECONDS),
+        ):
+            while table and now - next(iter(table.values())) > seconds:
+                next(iter(table)).abort()
+        self._end_unsent()
+
+    def _end_unsent(self) -> None:
+        """End the connections that have not read their responses for the longest, if those of all are too large."""
+        latest = self._now() - limits.HTTP_UNSENT_SECONDS
+        while len(self._unsent) > 1 and next(iter(self._unsent.values())) < latest:
+            if sum(map(_unsent_bytes, self._unsent)) <= limits.HTTP_UNSENT_BYTES:
+                break
+            next(iter(self._unsent)).abort()
+
+
+def _unsent_bytes(connection: "HttpConnection") -> int:
+    return 0 if connection.transport.is_closing() else connection.transport.get_write_buffer_size()
+
+
+class HttpConnection(HttpToolsProtocol):
+    """One connection, as uvicorn serves it, within bounds."""
+
+    server_state: ConnectionTable
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._expects_head = True
+        """Whether the next bytes belong to the path and the headers of a request."""
+        self._head_bytes = 0
+        self._bytes_since_body = 0
+        """How many bytes arrived behind a head, or since the last part of a body: of chunks' heads and of trailers."""
+        self._discarded_bytes = 0
+        self._is_refused = False
+
+    def abort(self) -> None:
+        """End it at once."""
+        self.server_state.gone(self)
+        self.transport.abort()
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        has_room = self.server_state.has_room()
+        super().connection_made(transport)
+        if has_room:
+            self.server_state.idle(self)
+        else:
+            self._is_refused = True
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server_state.gone(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused or self.parser is None:
+            return
+        if self._expects_head:
+            self._head_bytes += len(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self.server_state.receiving(self)
+        else:
+            self._bytes_since_body += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # No other protocol is spoken here: the request is answered as it is, and is the last one.
+            if self.cycle is not None:
+                self.cycle.keep_alive = False
+                self.cycle.more_body = False
+                self.cycle.message_event.set()
+        except httptools.HttpParserError:
+            self._refuse(_NOT_HTTP)
+        else:
+            if self._expects_head and self._head_bytes > limits.HTTP_HEAD_BYTES:
+                self._refuse(_HEAD_TOO_LARGE)
+            elif self._bytes_since_body > limits.HTTP_HEAD_BYTES:
+                self.abort()
+
+    # What the parser calls
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers, behind a chunked body, are dropped: as headers, they would get past checks that a proxy made.
+        if self._expects_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        size = self._head_bytes
+        if len(self.headers) > limits.HTTP_HEADERS or (
+            size > limits.HTTP_HEAD_BYTES and self._head_size() > limits.HTTP_HEAD_BYTES
+        ):
+            self._refuse(_HEAD_TOO_LARGE)
+        elif self.parser.get_http_version() not in _VERSIONS:
+            self._refuse(_NOT_HTTP)
+        if self._is_refused or len(self.pipeline) >= limits.HTTP_PIPELINED:
+            raise httptools.HttpParserError("refused")
+        self._expects_head = False
+        self._head_bytes = self._bytes_since_body = self._discarded_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._bytes_since_body = 0
+        if self.cycle.response_complete:
+            # The rest of a body that was refused: dropped, so that the client reads the answer; but not for ever.
+            self._discarded_bytes += len(body)
+            if self._discarded_bytes > limits.HTTP_DISCARDED_BYTES:
+                self.abort()
+            return
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._expects_head = True
+        self._bytes_since_body = 0
+        if self.cycle.response_complete:
+            self.cycle.more_body = False
+            self.server_state.idle(self)
+            return
+        self.server_state.received(self)
+        super().on_message_complete()
+
+    # What uvicorn calls
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request. Unlike uvicorn's, without a timer for each response."""
+        state, transport = self.server_state, self.transport
+        state.total_requests += 1
+        if transport.get_write_buffer_size():
+            state.unsent(self)
+        if transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            task = self.loop.create_task(cycle.run_asgi(app))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
+        elif self.cycle.more_body:
+            state.receiving(self)
+        else:
+            state.idle(self)
+
+    def _head_size(self) -> int:
+        return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer what can't be served, and end the connection."""
+        if self._is_refused:
+            return None
+        self._is_refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            return self.abort()  # amid another response, an answer would be taken for a part of it
+        reply = problem.reply()
+        lines = [
+            f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}".encode(),
+            b"content-type: " + reply.content_type,
+            b"content-length: %d" % len(reply.body),
+            b"connection: close",
+        ]
+        self.transport.write(b"\r\n".join([*lines, b"", reply.body]))
+        self.transport.close()
+        return None

@@ -1,0 +1,114 @@
+"""What the routes of one HTTP server share: the database, the tokens, the hosts and origins it answers to."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from keyloft import limits
+from keyloft.core.engine import Engine
+from keyloft.errors import Busy, InvalidArgument, Unreachable
+from keyloft.http.failed_logins import FailedLogins
+from keyloft.http.handing_in import ServiceAccess
+from keyloft.http.origins import Origins
+from keyloft.http.problems import Problem
+from keyloft.http.replies import HttpReply
+from keyloft.http.token_file import ValidTokens
+from keyloft.tuples.named import NamedEngine, check_name
+from keyloft.tuples.store import Store
+
+if TYPE_CHECKING:
+    from keyloft.http.page.service import ServiceParts
+
+
+class Monitoring(Protocol):
+    """What the pages without a token show."""
+
+    async def metrics(self) -> HttpReply: ...
+
+    async def health(self) -> HttpReply: ...
+
+    async def readiness(self) -> HttpReply: ...
+
+
+class HttpContext:
+    """What all routes share. The engine is set once the database is open; until then, the API answers 503."""
+
+    def __init__(
+        self,
+        monitoring: Monitoring,
+        tokens: ValidTokens,
+        origins: Origins,
+        *,
+        connections: int = limits.HTTP_CONNECTIONS,
+    ) -> None:
+        self.monitoring = monitoring
+        self.tokens = tokens
+        self.origins = origins
+        self.failed_logins = FailedLogins()
+        self.engine: Engine | None = None
+        self.plugins, self.semantic = ServiceAccess(), ServiceAccess()
+        self.most_listeners = int(limits.HTTP_LISTENERS * connections)
+        self.listeners = 0
+        """How many clients watch something."""
+        self.service: ServiceParts | None = None
+        """What the admin page shows; None where there is no page."""
+        self._at_start: list[Callable[[], None]] = []
+        self._at_end: list[Callable[[], None]] = []
+        self._stores: dict[str | None, Store] = {}
+
+    def check_listeners(self) -> None:
+        """Refuse one more client that watches, if there are too many.
+
+        Raises:
+            Busy: There are.
+        """
+        if self.listeners >= self.most_listeners:
+            raise Busy("too many watches at a time; close some, or try again later")
+
+    def when_opened(self, call: Callable[[], None]) -> None:
+        """Let something be called once the database is open."""
+        self._at_start.append(call)
+
+    def opened(self, engine: Engine) -> None:
+        """The database is open: requests are answered from now on."""
+        self.engine = engine
+        for call in self._at_start:
+            call()
+
+    def when_ending(self, call: Callable[[], None]) -> None:
+        """Have a function called when the service is about to end, to end its streams."""
+        self._at_end.append(call)
+
+    def end_streams(self) -> None:
+        """End all streams and delayed answers, because the service is about to end."""
+        self.failed_logins.end()
+        for call in self._at_end:
+            call()
+
+    def store(self, name: str | None) -> Store:
+        """The tuple store of a name; None for the unnamed one.
+
+        Raises:
+            InvalidArgument: No store can have this name.
+            Problem: The database is not open yet.
+        """
+        found = self._stores.get(name)
+        if found is not None:
+            return found
+        engine = self.database()
+        if name in (".", ".."):
+            raise InvalidArgument("name: the stores . and .. can't be reached over HTTP; URL parsers fold them")
+        if len(self._stores) >= limits.HTTP_KNOWN_STORES:
+            self._stores.clear()
+        store = Store(engine if name is None else NamedEngine(engine, check_name(name)))
+        self._stores[name] = store
+        return store
+
+    def database(self) -> Engine:
+        """The engine.
+
+        Raises:
+            Problem: The database is not open yet.
+        """
+        if self.engine is None:
+            raise Problem(503, Unreachable.code, "the database is not open yet", headers=((b"retry-after", b"1"),))
+        return self.engine

@@ -1,0 +1,209 @@
+"""The routes of single keys: read, store, delete an entry, and change its expiry."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import UNSET, Struct, UnsetType
+
+from keyloft import limits
+from keyloft.core.engine import Engine
+from keyloft.core.records import Batch, Check, Committed, Conflict, Delete, Get, Mutation, Record, Set, Space, Touch
+from keyloft.core.values import BYTES
+from keyloft.errors import InvalidArgument, VersionConflict
+from keyloft.http import audit_log
+from keyloft.http.conditions import WriteCondition, is_known
+from keyloft.http.context import HttpContext
+from keyloft.http.descriptions import ENTRY
+from keyloft.http.problems import Problem, absent
+from keyloft.http.replies import BYTES_TYPE, HttpReply
+from keyloft.http.requests import HttpRequest
+from keyloft.http.routing import ApiRoute
+from keyloft.http.wire import (
+    U64_TYPE,
+    bytes_value,
+    etag,
+    json_value,
+    read_path_key,
+    read_seconds,
+    read_time,
+    to_json,
+    u64_value,
+    wire_entry,
+)
+from keyloft.tuples.expiries import expiry, new_expiry
+
+BASES: Final = ("/v1", "/v1/db/{store}")
+"""Before the paths of the unnamed store, and of named ones."""
+
+_TUPLES: Final = Space.TUPLES
+_CONFLICT: Final = "another version is stored than the request expects; nothing was written"
+
+
+class NewExpiry(Struct, forbid_unknown_fields=True):
+    """The body of a PATCH."""
+
+    expire_in: float | UnsetType | None = UNSET
+    expire_at: str | UnsetType = UNSET
+
+
+class SingleKeys:
+    """Handlers of the routes of single keys."""
+
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+
+    async def get(self, request: HttpRequest) -> HttpReply:
+        """The entry at a key."""
+        store, text, key, engine = self._at(request)
+        request.token.check_key(store, key)
+        request.expect_query()
+        [record] = await engine.read(Get(_TUPLES, key))
+        if record is None:
+            raise absent(text)
+        tag = etag(record.version)
+        if is_known(request, record.version):
+            return HttpReply(status=304, headers=(tag,))
+        audit_log.read(request.token, "read", store, (text,))
+        if _wants_bytes(request):
+            if record.encoding != BYTES:
+                raise Problem(
+                    406, "NOT_ACCEPTABLE", "Accept: the value is not bytes; application/json gives it with its kind"
+                )
+            return HttpReply(record.value, content_type=BYTES_TYPE, headers=(tag,))
+        return HttpReply(to_json(wire_entry(text, record)), headers=(tag,))
+
+    async def put(self, request: HttpRequest) -> HttpReply:
+        """Store a value."""
+        store, text, key, engine = self._at(request)
+        request.token.check_key(store, key, write=True)
+        request.expect_query("expire_in", "expire_at")
+        condition = WriteCondition(request)
+        due = _due(request)
+        value, encoding = await _value(request)
+        new = Set(_TUPLES, key, value, encoding, *due)
+        # Touch reports whether there was an entry, which Set does not.
+        mutations = (Touch(_TUPLES, key), new) if condition.is_unconditional else (new,)
+        done = await _commit(request, engine, key, text, condition, *mutations)
+        audit_log.wrote(request.token, "put", store, (text,), done.version)
+        is_new = condition.must_not_exist or (condition.is_unconditional and not done.found[0])
+        return HttpReply(b'{"versionstamp":"%d"}' % done.version, 201 if is_new else 200, headers=(etag(done.version),))
+
+    async def delete(self, request: HttpRequest) -> HttpReply:
+        """Remove an entry."""
+        store, text, key, engine = self._at(request)
+        request.token.check_key(store, key, write=True)
+        request.expect_query()
+        done = await _commit(request, engine, key, text, WriteCondition(request), Delete(_TUPLES, key))
+        audit_log.wrote(request.token, "delete", store, (text,), done.version)
+        return HttpReply(to_json({"found": done.found[0]}))
+
+    async def patch(self, request: HttpRequest) -> HttpReply:
+        """Give an entry another expiry."""
+        store, text, key, engine = self._at(request)
+        request.token.check_key(store, key, write=True)
+        request.expect_query()
+        condition = WriteCondition(request)
+        given = await request.message(NewExpiry, limits.HTTP_SMALL_BODY_BYTES)
+        assert isinstance(given, NewExpiry)
+        touch = Touch(_TUPLES, key, *touched_expiry(given.expire_in, given.expire_at))
+        done = await _commit(request, engine, key, text, condition, touch)
+        if not done.found[0]:
+            raise absent(text)
+        audit_log.wrote(request.token, "touch", store, (text,))
+        return HttpReply(b'{"found":true}')
+
+    def _at(self, request: HttpRequest) -> tuple[str | None, str, bytes, Engine]:
+        """The store, the key as text and encoded, and the engine."""
+        parameters = request.scope["path_params"]
+        store: str | None = parameters.get("store")
+        text, key = read_path_key(parameters["key"])
+        return store, text, key, self._context.store(store).engine
+
+
+def touched_expiry(expire_in: float | UnsetType | None, expire_at: str | UnsetType) -> tuple[int | None, int | None]:
+    """The expiry that a body names for an entry that is there already.
+
+    Raises:
+        InvalidArgument: It names none, or two.
+    """
+    if (expire_in is UNSET) == (expire_at is UNSET):
+        raise InvalidArgument("expire_in, expire_at: expected one of them; expire_in null is for no expiry")
+    if expire_at is not UNSET:
+        return new_expiry(None, read_time(expire_at))
+    return new_expiry(None if expire_in is UNSET else expire_in, None)
+
+
+def _due(request: HttpRequest) -> tuple[int | None, int | None]:
+    if not request.scope["query_string"]:
+        return None, None
+    seconds, moment = request.one("expire_in"), request.one("expire_at")
+    return expiry(None if seconds is None else read_seconds(seconds), None if moment is None else read_time(moment))
+
+
+async def _value(request: HttpRequest) -> tuple[bytes, int]:
+    """The stored form of the body."""
+    kind = request.content_type()
+    if kind == "application/json" or kind.endswith("+json"):
+        return json_value(await request.body(limits.HTTP_JSON_BYTES))
+    if kind == "application/octet-stream":
+        return bytes_value(await request.body(limits.VALUE_BYTES))
+    if kind == U64_TYPE:
+        return u64_value((await request.body(limits.HTTP_SMALL_BODY_BYTES)).decode("latin-1").strip(), "body")
+    raise Problem(
+        415,
+        "UNSUPPORTED_MEDIA_TYPE",
+        f"Content-Type: expected application/json (for text, too, in quotes), application/octet-stream or {U64_TYPE}",
+    )
+
+
+def _wants_bytes(request: HttpRequest) -> bool:
+    """Whether the client takes the bytes themselves, and no JSON."""
+    accepted = request.header(b"accept")
+    if accepted is None or "octet-stream" not in accepted:
+        return False
+    kinds = {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
+    return "application/octet-stream" in kinds and not kinds & {"application/json", "application/*"}
+
+
+async def _commit(
+    request: HttpRequest, engine: Engine, key: bytes, text: str, condition: WriteCondition, *mutations: Mutation
+) -> Committed:
+    """Commit if the condition is met.
+
+    Raises:
+        Problem: It is not.
+    """
+    if condition.is_unconditional:
+        done = await engine.commit(Batch(mutations))
+        assert isinstance(done, Committed), "a batch without checks has nothing to conflict with"
+        return done
+    expected = condition.expected
+    while True:
+        if condition.needs_read:
+            [record] = await engine.read(Get(_TUPLES, key))
+            if not condition.is_met(None if record is None else record.version):
+                raise _refusal(request, text, record)
+            expected = None if record is None else record.version
+        outcome = await engine.commit(Batch(mutations, (Check(_TUPLES, key, expected),)))
+        if isinstance(outcome, Committed):
+            return outcome
+        assert isinstance(outcome, Conflict)
+        current = outcome.failed[0].current
+        # Another writer was faster. Try again if the condition allows its version as well.
+        if not (condition.needs_read and condition.is_met(None if current is None else current.version)):
+            raise _refusal(request, text, current)
+
+
+def _refusal(request: HttpRequest, text: str, current: Record | None) -> Problem:
+    if current is not None:
+        audit_log.read(request.token, "read", request.parameter("store"), (text,))
+    entry = wire_entry(text, current)
+    headers = () if current is None else (etag(current.version),)
+    return Problem(412, VersionConflict.code, _CONFLICT, headers=headers, more={"current": entry})
+
+
+def routes(context: HttpContext) -> Sequence[ApiRoute]:
+    """The routes of single keys."""
+    keys = SingleKeys(context)
+    handlers = {"GET": keys.get, "PUT": keys.put, "DELETE": keys.delete, "PATCH": keys.patch}
+    return [ApiRoute(path=f"{base}/kv/{{key:path}}", handlers=handlers, described=ENTRY) for base in BASES]

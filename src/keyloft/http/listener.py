@@ -1,0 +1,141 @@
+"""Listens for HTTP clients in the event loop of the service, and ends in order."""
+
+import asyncio
+import logging
+import resource
+import ssl
+from contextlib import suppress
+from email.utils import formatdate
+from typing import Any
+
+from uvicorn.config import Config as UvicornConfig
+
+from keyloft import limits
+from keyloft.core.closing import AsyncClosing
+from keyloft.http.connections import ConnectionTable, HttpConnection, check_uvicorn
+
+logger = logging.getLogger(__name__)
+
+
+class HttpListener(AsyncClosing):
+    """An HTTP server for one ASGI application. It handles no signals: its owner ends it."""
+
+    def __init__(
+        self, app: Any, *, tls: ssl.SSLContext | None = None, connections: int = limits.HTTP_CONNECTIONS
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            app: The ASGI application.
+            tls: The certificate and key, for HTTPS.
+            connections: How many there may be at a time.
+        """
+        self._app = app
+        self._tls = tls
+        self._most = connections
+        self._server: asyncio.Server | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the address; port 0 takes a free one.
+
+        Raises:
+            OSError: The address can't be listened on.
+            IncompatibleLibrary: This uvicorn can't be extended.
+        """
+        check_uvicorn()
+        loop = asyncio.get_running_loop()
+        self._table = ConnectionTable(_within_open_files(self._most), loop.time)
+        config = UvicornConfig(
+            self._app,
+            http=HttpConnection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+        )
+        config.load()
+
+        def connected() -> HttpConnection:
+            return HttpConnection(config=config, server_state=self._table, app_state={})
+
+        self._server = await loop.create_server(connected, host, port, ssl=self._tls, backlog=limits.HTTP_BACKLOG)
+        self._tick()
+        self._ticking = asyncio.create_task(self._tick_on(), name="keyloft http")
+        return host, self._server.sockets[0].getsockname()[1]
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._table.connections) if self._server else 0
+
+    def stop_accepting(self) -> None:
+        """Listen no more; end idle connections now, and others with the request that they are at."""
+        if self._server is not None:
+            self._server.close()
+            for connection in list(self._table.connections):
+                connection.shutdown()
+
+    async def aclose(self) -> None:
+        """Listen no more, finish the running requests, then end all connections."""
+        self.stop_accepting()
+        if self._server is None:
+            return
+        table = self._table
+        if table.tasks:
+            await asyncio.wait(table.tasks, timeout=limits.HTTP_SHUTDOWN_SECONDS)
+        for task in list(table.tasks):
+            task.cancel()
+        await asyncio.gather(*table.tasks, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.HTTP_FLUSH_SECONDS):
+                while table.connections:  # noqa: ASYNC110 (transports flush without an event of their own)
+                    await asyncio.sleep(0.005)
+        for connection in list(table.connections):
+            connection.transport.abort()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = None
+
+    async def _tick_on(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._tick()
+
+    def _tick(self) -> None:
+        self._table.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        self._table.end_slow_ones()
+
+
+def _within_open_files(wanted: int) -> int:
+    """How many connections fit under the limit on open files, which is raised as far as this process may."""
+    needed = wanted + limits.HTTP_SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    if soft >= needed:
+        return wanted
+    most = max(limits.HTTP_FEWEST_CONNECTIONS, soft - limits.HTTP_SPARE_FILES)
+    logger.warning("HTTP takes %d connections at a time: this process may open %d files", most, soft)
+    return most
+
+
+def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
+    """What HTTPS needs.
+
+    Raises:
+        OSError: The files can't be read, or are not a certificate and its key (`ssl.SSLError`).
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    return context

@@ -1,0 +1,121 @@
+"""Errors as HTTP answers: problem+json (RFC 9457) with the codes of the product."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from keyloft import errors
+from keyloft.core import key_text
+from keyloft.http.replies import Headers, HttpReply
+
+PROBLEM: Final = b"application/problem+json"
+
+_NO_SUCH_PATH: Final = (
+    "there is nothing at this path; /openapi.json lists all paths; a service without a token has no API"
+)
+
+_STATUSES: Final[tuple[tuple[type[errors.KeyloftError], int], ...]] = (
+    (errors.InvalidJson, 400),
+    (errors.ValueTooLarge, 413),
+    (errors.ReplyTooLarge, 413),
+    (errors.InvalidSubject, 404),
+    (errors.InvalidInput, 422),
+    (errors.NotACounter, 422),
+    (errors.CounterOutOfRange, 422),
+    (errors.NothingToRestore, 404),
+    (errors.VersionConflict, 412),
+    (errors.StaleFence, 412),
+    (errors.HistoryGone, 410),
+    (errors.WatchExpired, 410),
+    (errors.NotPermitted, 403),
+    (errors.QuotaExceeded, 429),
+    (errors.Busy, 429),
+    (errors.DatabaseError, 503),
+    (errors.Closed, 503),
+)
+"""The status of each kind of error; the first that fits. All others are defects: 500."""
+
+
+class Problem(Exception):
+    """A request that is refused, with all that its answer says."""
+
+    def __init__(
+        self, status: int, code: str, detail: str, *, headers: Headers = (), more: Mapping[str, Any] | None = None
+    ) -> None:
+        """Describe the answer.
+
+        Args:
+            status: Of HTTP.
+            code: As errors of the product have one.
+            detail: What was wrong, and what to do.
+            headers: Further headers of the answer.
+            more: Further members of its body.
+        """
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.headers = headers
+        self.more = more or {}
+
+    def reply(self) -> HttpReply:
+        """The answer."""
+        body = {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": str(self),
+            "code": self.code,
+            **self.more,
+        }
+        return HttpReply(msgspec.json.encode(body), self.status, PROBLEM, self.headers)
+
+
+def status_of(kind: type[errors.KeyloftError]) -> int:
+    """The status of a kind of error."""
+    return next((status for each, status in _STATUSES if issubclass(kind, each)), 500)
+
+
+def problem_of(error: errors.KeyloftError) -> Problem:
+    """How an error is answered. Messages of a database or a defect stay in the log: they may name hosts or files."""
+    status = status_of(type(error))
+    detail = str(error)
+    headers: Headers = ((b"retry-after", b"1"),) if status in (429, 503) else ()
+    if isinstance(error, errors.ValueTooLarge):
+        detail = detail.partition("; max_value_bytes")[
+            0
+        ]  # an argument of `keyloft.open`, which HTTP clients do not call
+    elif isinstance(error, errors.CommitUnknown):
+        detail = "the connection to the database was lost during this write: it was made or not; read to find out"
+        headers = ()
+    elif isinstance(error, errors.Closed):
+        return Problem(status, errors.Unreachable.code, "the service is ending; nothing was written", headers=headers)
+    elif status == 503 and not isinstance(error, errors.Stalled):
+        detail = "the database failed, and this request was not carried out; the service's log has the reason"
+    elif status == 500:
+        detail = "the service failed unexpectedly; its log has the reason"
+    return Problem(status, error.code, detail, headers=headers, more=_particulars(error))
+
+
+def _particulars(error: errors.KeyloftError) -> dict[str, Any]:
+    """What a client needs to raise the same error."""
+    if isinstance(error, (errors.NotACounter, errors.CounterOutOfRange)) and isinstance(error.key, tuple):
+        return {"key": key_text.written(error.key)}
+    if isinstance(error, errors.ValueTooLarge) and error.limit is not None:
+        return {"size": error.size, "limit": error.limit}
+    return {}
+
+
+def is_unexpected(error: errors.KeyloftError) -> bool:
+    """Whether the service logs it: a database's failure, or a defect."""
+    return isinstance(error, errors.DatabaseError) or problem_of(error).status == 500
+
+
+def absent(key: str) -> Problem:
+    """The answer for a key without an entry."""
+    return Problem(404, "NOT_FOUND", f"nothing is stored at {key}")
+
+
+def no_such_path() -> Problem:
+    return Problem(404, "NOT_FOUND", _NO_SUCH_PATH)

@@ -1,0 +1,103 @@
+"""Routes: which handler answers which path and method, after the checks that come before all of them."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
+
+from keyloft.errors import KeyloftError
+from keyloft.http.context import HttpContext
+from keyloft.http.problems import Problem, is_unexpected, problem_of
+from keyloft.http.replies import AsgiReceive, AsgiScope, AsgiSend, Headers, HttpReply
+from keyloft.http.requests import ClientGone, HttpRequest, header_of
+from keyloft.http.tokens import PUBLIC, AccessToken
+
+logger = logging.getLogger(__name__)
+
+HttpHandler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpReply | None]]
+"""Answers a request; None if it has sent the answer itself, as a stream."""
+
+_BEARER: Final = "bearer "
+_NO_TOKEN: Final = "Authorization: expected `Bearer` and a token; `keyloft token new` makes one"
+_WRONG_TOKEN: Final = "Authorization: expected `Bearer` and a valid token; this one is wrong, or has expired"
+
+
+class ApiRoute(Struct, frozen=True, kw_only=True):
+    """One path and its methods."""
+
+    path: str
+    """As Starlette has it: /v1/kv/{key:path}."""
+    handlers: Mapping[str, HttpHandler]
+    """By method; HEAD is answered as GET is."""
+    is_public: bool = False
+    """Whether it takes no token, and answers to every name."""
+    described: Mapping[str, Any] = {}
+    """By method, the operation as OpenAPI describes it."""
+    paths: Mapping[str, Mapping[str, Any]] = {}
+    """The same by path and method, where one handler answers several paths."""
+
+
+class HttpEndpoint:
+    """An ASGI application for one route: checks host, origin and token, calls the handler, answers errors."""
+
+    def __init__(self, context: HttpContext, route: ApiRoute) -> None:
+        self._context = context
+        self._is_public = route.is_public
+        self._handlers = dict(route.handlers)
+        if "GET" in self._handlers:
+            self._handlers.setdefault("HEAD", self._handlers["GET"])
+        self._allowed = ", ".join(self._handlers).encode()
+
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        more: Headers = ()
+        reply: HttpReply | None
+        try:
+            token = PUBLIC
+            if not self._is_public:
+                if (allowed := self._context.origins.preflight(scope)) is not None:
+                    return await HttpReply(status=204, headers=allowed).send(send)
+                more = self._context.origins.check(scope)
+                token = await self._authenticated(scope)
+            handler = self._handlers.get(scope["method"])
+            if handler is None:
+                raise Problem(
+                    405,
+                    "METHOD_NOT_ALLOWED",
+                    f"this path takes {self._allowed.decode()}",
+                    headers=((b"allow", self._allowed),),
+                )
+            reply = await handler(HttpRequest(scope, receive, send, token, more))
+            if reply is None:
+                return None
+        except Problem as problem:
+            reply = problem.reply()
+        except KeyloftError as error:
+            if is_unexpected(error):
+                logger.error("a request over HTTP failed: %s: %s", error.code, error)
+            reply = problem_of(error).reply()
+        except ClientGone:
+            return None
+        except Exception:
+            logger.exception("a request over HTTP failed unexpectedly")
+            reply = problem_of(KeyloftError()).reply()
+        return await reply.send(send, more)
+
+    async def _authenticated(self, scope: AsgiScope) -> AccessToken:
+        """The token of a request.
+
+        Raises:
+            Problem: It has none, or a wrong one.
+        """
+        given = header_of(scope["headers"], b"authorization")
+        challenge: Headers = ((b"www-authenticate", b'Bearer realm="keyloft"'),)
+        if given is None:
+            raise Problem(401, "UNAUTHORIZED", _NO_TOKEN, headers=challenge)
+        if given[:7].lower() == _BEARER and (found := self._context.tokens.find(given[7:].strip())) is not None:
+            return found
+        await self._context.failed_logins.slow_down(scope["client"][0] if scope["client"] else "")
+        raise Problem(401, "UNAUTHORIZED", _WRONG_TOKEN, headers=challenge)
+
+
+RouteModule: TypeAlias = Callable[[HttpContext], Sequence[ApiRoute]]
+"""What a module adds to the server: a function that makes its routes."""

@@ -1,0 +1,200 @@
+"""The routes of watches: changes as server-sent events."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from keyloft import limits
+from keyloft.core.records import Get, Scan, Space
+from keyloft.errors import InvalidArgument
+from keyloft.http import audit_log
+from keyloft.http.channels import HEARTBEAT, EventChannel, EventListener, WatchedKeys
+from keyloft.http.connections import HttpConnection
+from keyloft.http.context import HttpContext
+from keyloft.http.descriptions import WATCH
+from keyloft.http.kv import BASES
+from keyloft.http.replies import HttpReply
+from keyloft.http.requests import HttpRequest
+from keyloft.http.routing import ApiRoute
+from keyloft.http.tokens import AccessToken
+from keyloft.http.wire import read_key, read_prefix, read_versionstamp, shown_key
+from keyloft.tuples.selector import Selector
+
+EVENTS_TYPE: Final = b"text/event-stream"
+
+
+async def begin_events(request: HttpRequest) -> None:
+    """Send the head of an answer that has events."""
+    headers = [
+        (b"content-type", EVENTS_TYPE),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),
+        (b"x-content-type-options", b"nosniff"),
+        *request.origin_headers,
+    ]
+    await request.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+class EventStream:
+    """The answer to one watching client: events as they come, until the client or the service ends it.
+
+    Events are written to the connection by the channel itself, for all listeners in one go: with a task for
+    each listener, that takes ten times as long (`scripts/bench http`, row «watch»).
+    """
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+        self._connection: HttpConnection = request.scope["connection"]
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def token(self) -> AccessToken:
+        return self._request.token
+
+    async def begin(self) -> None:
+        """Send the head of the answer."""
+        await begin_events(self._request)
+
+    async def until_end(self) -> None:
+        """Return when the client is gone, or there will be no more events; the answer is then complete."""
+        gone = asyncio.ensure_future(self._request.wait_for_end())
+        try:
+            await asyncio.wait([gone, self._ended], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+            self.end()
+        await self._request.send({"type": "http.response.body", "body": b""})
+
+    def write(self, chunk: bytes) -> None:
+        """Send a chunk with events; a client that does not read is cut off."""
+        transport = self._connection.transport
+        if transport.is_closing() or self._ended.done():
+            return
+        if transport.get_write_buffer_size() > limits.HTTP_LISTENER_BYTES:
+            transport.abort()
+        else:
+            transport.write(chunk)
+
+    def end(self) -> None:
+        """There will be no more events."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+
+class ChannelTable:
+    """All channels, and the streams on them."""
+
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+        self._channels: dict[tuple[str | None, WatchedKeys], list[EventChannel]] = {}
+        self._streams: dict[EventStream, None] = {}
+        self._beating: asyncio.Task[None] | None = None
+
+    async def watch(self, request: HttpRequest) -> HttpReply | None:
+        """Changes of keys, or below a prefix, as events."""
+        request.expect_query("key", "prefix", "since")
+        store = request.parameter("store")
+        asks = _asks(request, store)
+        since = _since(request)
+        self._context.check_listeners()
+        if request.method == "HEAD":
+            return HttpReply(content_type=EVENTS_TYPE)
+        stream = EventStream(request)
+        self._streams[stream] = None
+        self._context.listeners += 1
+        try:
+            await self._listen(store, asks, since, stream)
+        finally:
+            self._context.listeners -= 1
+            del self._streams[stream]
+        return None
+
+    async def _listen(self, store: str | None, asks: WatchedKeys, since: int | None, stream: EventStream) -> None:
+        channel = self._channel(store, asks, since)
+        listener = EventListener(stream.write, stream.end)
+        channel.users += 1
+        try:
+            await channel.start()
+            audit_log.read(stream.token, "watch", store, map(_shown, asks))
+            await stream.begin()
+            if not channel.join(listener, since):
+                stream.end()  # its client connects again, and gets another channel
+            if self._beating is None:
+                self._beating = asyncio.create_task(self._beat(), name="keyloft http heartbeats")
+            await stream.until_end()
+        finally:
+            channel.listeners.pop(listener, None)
+            channel.users -= 1
+            if not channel.users:
+                self._remove(store, asks, channel)
+                await channel.aclose()
+
+    def end_streams(self) -> None:
+        """End all streams: the service is ending."""
+        for stream in self._streams:
+            stream.end()
+        if self._beating is not None:
+            self._beating.cancel()
+
+    def _channel(self, store: str | None, asks: WatchedKeys, since: int | None) -> EventChannel:
+        """A channel that can serve a new listener; a new one if there is none."""
+        channels = self._channels.setdefault((store, asks), [])
+        for channel in channels:
+            if channel.serves(since):
+                return channel
+        channel = EventChannel(self._context.store(store).engine, asks, since)
+        channels.append(channel)
+        return channel
+
+    def _remove(self, store: str | None, asks: WatchedKeys, channel: EventChannel) -> None:
+        channels = self._channels[store, asks]
+        channels.remove(channel)
+        if not channels:
+            del self._channels[store, asks]
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(limits.HTTP_HEARTBEAT_SECONDS)
+            for stream in list(self._streams):
+                if self._context.tokens.is_valid(stream.token):
+                    stream.write(HEARTBEAT)
+                else:
+                    stream.end()
+
+
+def _asks(request: HttpRequest, store: str | None) -> WatchedKeys:
+    """What the parameters `key` or `prefix` name, if the token may read it."""
+    texts, prefix = request.query.get("key", []), request.one("prefix")
+    if bool(texts) == (prefix is not None):
+        raise InvalidArgument("key, prefix: a watch takes keys (key=…&key=…) or one prefix")
+    if prefix is not None:
+        scan = Selector.of(read_prefix(prefix), None, None).scan()
+        request.token.check_range(store, scan.start, scan.end)
+        return (scan,)
+    if len(texts) > limits.HTTP_WATCHED_KEYS:
+        raise InvalidArgument(f"key: expected at most {limits.HTTP_WATCHED_KEYS:,}; watch a prefix instead")
+    gets = tuple([Get(Space.TUPLES, read_key(text)) for text in texts])
+    for get in gets:
+        request.token.check_key(store, get.key)
+    return gets
+
+
+def _shown(ask: Get | Scan) -> str:
+    return shown_key(ask.key) if isinstance(ask, Get) else f"prefix={shown_key(ask.start[:-1])}"
+
+
+def _since(request: HttpRequest) -> int | None:
+    """From which version on changes are wanted; what a browser sends when it connects again comes first."""
+    last = request.header(b"last-event-id")
+    if last:
+        return read_versionstamp(last, "last-event-id")
+    since = request.one("since")
+    return None if since is None else read_versionstamp(since, "since")
+
+
+def routes(context: HttpContext) -> Sequence[ApiRoute]:
+    """The routes of watches."""
+    channels = ChannelTable(context)
+    context.when_ending(channels.end_streams)
+    return [ApiRoute(path=f"{base}/watch", handlers={"GET": channels.watch}, described=WATCH) for base in BASES]

@@ -1,0 +1,62 @@
+"""Random requests by an OpenAPI document to a running server: every answer is one that the document describes."""
+
+import asyncio
+from typing import Any
+
+import requests
+import schemathesis.openapi
+from hypothesis import HealthCheck, Phase, given
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.support.examples import examples
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+async def check_answers(document: dict[str, Any], url: str, token: str, usual: int) -> list[str]:
+    """Send so many requests per operation that the document allows, and as many with a body that it does not.
+
+    Args:
+        document: Describes requests and answers.
+        url: What stands before its paths.
+        token: For the requests.
+        usual: How many examples a usual run tries.
+
+    Returns:
+        The operations.
+    """
+    return await asyncio.to_thread(_check, document, url, token, usual)  # the server is in this event loop
+
+
+def _check(document: dict[str, Any], url: str, token: str, usual: int) -> list[str]:
+    checked = []
+    with requests.Session() as session:
+        found: Any
+        for found in schemathesis.openapi.from_dict(document).get_all_operations():
+            operation = found.ok()
+            # Only a body can be wrong in enough ways.
+            modes = [GenerationMode.POSITIVE, *([GenerationMode.NEGATIVE] if operation.body else [])]
+            for mode in modes:
+
+                @examples(
+                    usual,
+                    deadline=None,
+                    database=None,
+                    phases=[Phase.generate],
+                    suppress_health_check=list(HealthCheck),
+                )
+                @given(operation.as_strategy(mode))
+                def send(case: Any) -> None:
+                    headers = {"authorization": f"Bearer {token}"}
+                    response = case.call(base_url=url, session=session, headers=headers, timeout=30)
+                    case.validate_response(response, checks=CHECKS)
+
+                send()
+            checked.append(operation.label)
+    return checked

@@ -1,0 +1,158 @@
+"""Watches over HTTP: events, resuming, many listeners, and listeners that don't read."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from keyloft import ManualClock, limits
+from keyloft.engines import open_engine
+from keyloft.http.token_file import ValidTokens
+from keyloft.http.tokens import admin_token
+from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, RunningApi, running_api, scoped_token
+from tests.http.test_kv import problem
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[RunningApi]:
+    async with running_api() as api:
+        yield api
+
+
+async def test_a_prefix_is_watched_from_now_on(api: RunningApi) -> None:
+    await api.put("/v1/kv/users/old", 1)
+    async with api.watch("prefix=users") as events:
+        name, start, _ = await events.next()
+        assert name == "ready"
+        await api.put("/v1/kv/other", 1)
+        version = int((await api.put("/v1/kv/users/alice", {"x": 1})).json()["versionstamp"])
+        name, reached, data = await events.next()
+        assert (name, reached) == ("change", version)
+        assert start is not None
+        assert start < version
+        [entry] = data["entries"]
+        assert (entry["key"], entry["value"], entry["versionstamp"]) == ("users/alice", {"x": 1}, str(version))
+        await api.send("DELETE", "/v1/kv/users/alice")
+        assert (await events.next())[2] == {"entries": [{"key": "users/alice", "versionstamp": None}]}
+
+
+async def test_keys_are_reported_whole_at_first_and_whenever_one_changed(api: RunningApi) -> None:
+    await api.put("/v1/kv/a", 1)
+    async with api.watch("key=a&key=b") as events, api.watch("key=a&key=b") as others:
+        for each in (events, others):
+            assert (await each.next())[0] == "ready"
+            states = (await each.next())[2]["entries"]
+            assert [entry.get("value") for entry in states] == [1, None]
+        await api.put("/v1/kv/b", 2)
+        for each in (events, others):
+            assert [entry["value"] for entry in (await each.next())[2]["entries"]] == [1, 2]
+
+
+async def test_a_watch_resumes_where_it_was_without_what_it_knows(api: RunningApi) -> None:
+    first = (await api.put("/v1/kv/users/a", 1)).json()["versionstamp"]
+    async with AsyncExitStack() as stack:
+        # One listener stays, so that the channel keeps its events; the others resume from it, or from the change log.
+        stays = await stack.enter_async_context(api.watch("prefix=users"))
+        await stays.next()
+        second = (await api.put("/v1/kv/users/b", 2)).json()["versionstamp"]
+        await stays.next()
+        third = (await api.put("/v1/kv/users/c", 3)).json()["versionstamp"]
+        await stays.next()
+        for since, wanted in ((first, ["users/b", "users/c"]), (second, ["users/c"])):
+            resumed = [await stack.enter_async_context(api.watch(f"prefix=users&since={since}"))]
+            header = {"last-event-id": since}
+            resumed.append(await stack.enter_async_context(api.watch("prefix=users&since=1", **header)))
+            for events in resumed:
+                assert (await events.next())[:2] == ("ready", int(since))
+                found: list[str] = []
+                while len(found) < len(wanted):
+                    found += [entry["key"] for entry in (await events.next())[2]["entries"]]
+                assert found == wanted
+        last = await stack.enter_async_context(api.watch(f"prefix=users&since={third}"))
+        keys = await stack.enter_async_context(api.watch(f"key=users/a&since={third}"))
+        assert (await last.next())[0] == (await keys.next())[0] == "ready"
+        await api.put("/v1/kv/users/a", 4)
+        assert [entry["value"] for entry in (await last.next())[2]["entries"]] == [4]
+        assert [entry["value"] for entry in (await keys.next())[2]["entries"]] == [4]
+
+
+async def test_an_expiry_is_an_event_also_for_a_client_that_was_away() -> None:
+    clock = ManualClock()
+    engine = await open_engine(":memory:", clock=clock)
+    async with running_api(engine=engine) as api:
+        version = (await api.put("/v1/kv/s/a?expire_in=10", 1)).json()["versionstamp"]
+        async with api.watch("prefix=s") as events:
+            await events.next()
+            clock.advance(11)
+            gone = {"entries": [{"key": "s/a", "versionstamp": None}]}
+            assert (await events.next())[2] == gone
+            async with api.watch("prefix=s", **{"last-event-id": version}) as again:
+                await again.next()
+                assert (await again.next())[2] == gone
+    await engine.aclose()
+
+
+async def test_what_is_no_longer_in_the_change_log_is_a_410(api: RunningApi) -> None:
+    assert problem(await api.get("/v1/watch?prefix=a&since=999999")) == (410, "HISTORY_GONE")
+    for query in ("", "prefix=a&key=b", "prefix=a&since=x", "key=", "prefix=a&from=1"):
+        assert (await api.get(f"/v1/watch?{query}")).status_code == 422
+    head = await api.send("HEAD", "/v1/watch?prefix=a")
+    assert head.headers["content-type"] == "text/event-stream"
+
+
+async def test_many_listeners_share_one_watch_of_the_database(api: RunningApi) -> None:
+    async with AsyncExitStack() as stack:
+        watches = [stack.enter_async_context(api.watch("prefix=shared")) for _ in range(50)]
+        listeners = await asyncio.gather(*watches)
+        await asyncio.gather(*[events.next() for events in listeners])
+        watching = [task for task in asyncio.all_tasks() if task.get_name() == "keyloft http watch"]
+        assert len(watching) == 1
+        await api.put("/v1/kv/shared/a", 1)
+        found = await asyncio.gather(*[events.next() for events in listeners])
+        assert {data["entries"][0]["value"] for _, _, data in found} == {1}
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while any(task.get_name() == "keyloft http watch" for task in asyncio.all_tasks()):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_listener_that_does_not_read_is_cut_off_and_others_go_on(api: RunningApi) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port, limit=1024)
+    head = f"GET /v1/watch?prefix=big HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN_TOKEN}\r\n\r\n"
+    writer.write(head.encode())
+    await reader.readuntil(b"event: ready\n")
+    async with api.watch("prefix=big") as events:
+        await events.next()
+        octets = {"content-type": "application/octet-stream"}
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while api.listener.connections > 2:
+                await api.send("PUT", "/v1/kv/big/a", content=b"x" * 500_000, headers=octets)
+                assert (await events.next())[0] == "change"
+    writer.transport.abort()
+
+
+async def test_a_stream_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HTTP_HEARTBEAT_SECONDS", 0.01)
+
+    class Revocable(ValidTokens):
+        is_revoked = False
+
+        def is_valid(self, token: object) -> bool:
+            return not self.is_revoked
+
+    valid = Revocable((admin_token(ADMIN_TOKEN),))
+    async with running_api(valid=valid) as api, api.watch("prefix=a") as events:
+        assert (await events.next())[0] == "ready"
+        valid.is_revoked = True
+        assert (await events.next())[0] == "end"
+
+
+async def test_streams_end_when_the_server_does_and_there_are_not_too_many() -> None:
+    async with running_api(scoped_token("kl-other", "read:kv/b"), connections=4) as api, AsyncExitStack() as stack:
+        listeners = [await stack.enter_async_context(api.watch("prefix=a")) for _ in range(3)]
+        for events in listeners:
+            await events.next()
+        assert problem(await api.get("/v1/watch?prefix=a")) == (429, "BUSY")
+        api.listener.stop_accepting()
+        api.context.end_streams()
+        assert {(await events.next())[0] for events in listeners} == {"end"}
