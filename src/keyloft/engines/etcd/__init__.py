@@ -12,8 +12,8 @@ import os
 from keyloft.core.extras import not_installed
 from keyloft.errors import CannotOpen
 
-# gRPC's own support of forks starts threads in the child, which abort it before its exec: of 300 programs started beside
-# a busy store 34 died. No store may be used after a fork anyway.
+# gRPC's own support of forks starts threads in the child, which abort it before its exec: of 300 programs that were
+# started beside a busy store 34 died. No store may be used after a fork anyway.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 try:
