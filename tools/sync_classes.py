@@ -94,6 +94,11 @@ def close(self) -> None:
     """Finish the writes under way, end the watches and close the database. A second call does nothing."""
     close_store(self._inner, self._driver, self.loop_side)
 
+@property
+def engine(self) -> Engine:
+    """The engine below, as `Store.engine`."""
+    return self._inner.engine
+
 def on_a_loop(self) -> "tuple[Store, LoopThread]":
     """The same database in an event loop, and what runs it: for locks and others with work in the background."""
     if self.loop_side is not None:
@@ -192,6 +197,7 @@ HOMES: Final = {
     "Record": "keyloft.core.records",
     "Space": "keyloft.core.records",
     "LoopSide": "keyloft.tuples.sync.loop_side",
+    "Engine": "keyloft.core.engine",
     "LoopThread": "keyloft.core.drivers",
     "Self": "typing",
     "plain_function": "keyloft.core.driving",

@@ -254,11 +254,11 @@ async def test_a_call_whose_deadline_comes_before_its_first_step_is_answered_and
         await service.start()
         replies = await client.subscribe("late.reply")
         await client.flush()
-        taken = service._intake
+        taken = service.intake
         assert taken is not None
         taken.receive(b"db.semantic.acme.web.list", b"late.reply", b"{}")
         await asyncio.sleep(0)  # its turn comes, and its task has not yet begun
-        taken._deadlines.give_up_late(time.perf_counter())
+        taken.deadlines.give_up_late(time.perf_counter())
         reply = json.loads((await replies.next_msg(timeout=SECONDS)).data)
         assert reply["error_code"] == "DATABASE_ERROR"
         async with asyncio.timeout(SECONDS):

@@ -36,7 +36,7 @@ class TimedDisk(NotingVFS):
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> TimedDisk:
-    monkeypatch.setattr(callers, "_devices", {})
+    monkeypatch.setattr(callers, "devices", {})
     # A busy machine is not a slow disk: what the tests call slow takes far longer.
     monkeypatch.setattr("keyloft.limits.FAST_SYNC_SECONDS", 0.1)
     monkeypatch.setattr("keyloft.limits.SLOW_SYNC_SECONDS", 0.2)

@@ -112,12 +112,12 @@ def test_a_fork_is_refused_and_harms_neither_process(tmp_path: Path) -> None:
     with keyloft.open_sync(path) as kv:
         kv.set(("before",), 1)
         watching = kv.watch(("before",))
-        engine: Any = kv._inner.engine
+        engine: Any = kv.engine
         held, is_forked = threading.Event(), threading.Event()
 
         def hold() -> None:
             # By a thread that the child does not have: it must not wait for it.
-            with engine._feed.lock, engine._lock:
+            with engine.feed.lock, engine.shared.lock:
                 held.set()
                 is_forked.wait(_LONGEST_SECONDS)
 

@@ -50,8 +50,8 @@ async def serving(client: Nats, db: BotDatabase, **options: Any) -> AsyncIterato
         async with asyncio.timeout(SECONDS):
             while service.unanswered:
                 await asyncio.sleep(0.005)
-        assert service._intake is not None
-        for owner in service._intake.owners:
+        assert service.intake is not None
+        for owner in service.intake.owners:
             assert (owner.request_bytes, owner.reply_bytes, owner.under_way, owner.under_way_bytes) == (0, 0, 0, 0)
 
 

@@ -211,13 +211,13 @@ class TestReading:
         connection, sizes = NatsConnection(), []
         await connection.connect(nats_url)
         arrived, subject = asyncio.Event(), connection.new_inbox()
-        take = connection._ps.take
+        take = connection.parser.take
 
         def note(data: bytes) -> bool:
             sizes.append(len(data))
             return take(data)
 
-        connection._ps.take = note  # type: ignore[method-assign]
+        connection.parser.take = note  # type: ignore[method-assign]
         subscription = await connection.subscribe(subject)
         connection.handle(subscription, lambda subject, reply, data: arrived.set())
         for _ in range(8):  # how much there is to read at once is up to the machine: once will do
@@ -232,7 +232,7 @@ class TestReading:
         await connection.connect(nats_url)
         handled: list[bytes] = []
         arrived, subject = asyncio.Event(), connection.new_inbox()
-        take = connection._ps.take
+        take = connection.parser.take
 
         def note(data: bytes) -> bool:
             nonlocal taken
@@ -248,7 +248,7 @@ class TestReading:
             refused.append(size)
             return True
 
-        connection._ps.take = note  # type: ignore[method-assign]
+        connection.parser.take = note  # type: ignore[method-assign]
         connection.handle(await connection.subscribe(subject), handle, refuse)
         for number in range(10):
             await connection.publish(subject, bytes(1_000_000))
@@ -284,7 +284,7 @@ class TestReading:
         for between in (b"PING\r\n", b"MSG other 2 0\r\n\r\n"):
             sent.clear()
             flood = b"".join([b"MSG db.kv.rogue.get 1 r%d 0\r\n\r\n" % number for number in range(10)])
-            await connection._ps.parse(flood + between + flood)
+            await connection.parser.parse(flood + between + flood)
             iterate()
             assert len(sent) == 20
 
@@ -293,12 +293,12 @@ class TestReading:
         taken: list[bytes] = []
         first, second = Subscription(connection, 1), Subscription(connection, 2)
         connection.handle(first, lambda subject, reply, data: taken.append(subject))
-        await connection._ps.parse(b"MSG a 1 5000\r\nabc")
+        await connection.parser.parse(b"MSG a 1 5000\r\nabc")
         connection.handle(first, None)
-        await connection._ps.parse(b"x" * 4997 + b"\r\nMS")
+        await connection.parser.parse(b"x" * 4997 + b"\r\nMS")
         connection.handle(second, lambda subject, reply, data: taken.append(subject))
-        await connection._ps.parse(b"G b 2 2\r\nhi\r\n")
-        await connection._ps.parse(b"MSG c 2 2\r\nhi\r\nPI")
+        await connection.parser.parse(b"G b 2 2\r\nhi\r\n")
+        await connection.parser.parse(b"MSG c 2 2\r\nhi\r\nPI")
         assert taken == [b"b", b"c"]
 
 

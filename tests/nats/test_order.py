@@ -53,10 +53,10 @@ async def serving(client: Nats, url: str, quotas: Quotas | None = None) -> Async
             async with asyncio.timeout(SECONDS):
                 while service.unanswered:
                     await asyncio.sleep(0.005)
-            assert service._intake is not None
-            for owner in service._intake.owners:
+            assert service.intake is not None
+            for owner in service.intake.owners:
                 assert (owner.request_bytes, owner.reply_bytes, owner.under_way) == (0, 0, 0)
-                assert (owner.unordered, owner.writes, owner._reads, owner._reading) == (0, {}, {}, {})
+                assert (owner.unordered, owner.writes, owner.reads, owner.reading) == (0, {}, {}, {})
         if usage is not None:
             await usage.aclose()
 

@@ -323,14 +323,14 @@ async def test_a_client_that_reads_nothing_holds_a_bounded_number_of_events(
 
 
 async def _is_full(watch: RemoteWatch) -> bool:
-    return len(watch._messages) == 5
+    return len(watch.unread) == 5
 
 
 async def test_a_watch_whose_history_is_gone_says_so(world: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     async with world.service() as service, await world.client() as client:
         lease = await asked(client, prefix="")
-        [row] = list(service._publisher.leases)  # type: ignore[union-attr]
-        known = service._publisher.leases[row].lease  # type: ignore[union-attr]
+        [row] = list(service.publisher.leases)  # type: ignore[union-attr]
+        known = service.publisher.leases[row].lease  # type: ignore[union-attr]
         engine = await service.db.engine()
         # As if the log had been trimmed: what is to be published begins with a version that it does not have.
         await write(engine, stored(row, replace(known, since=10**9), expire_in=60_000))

@@ -44,7 +44,7 @@ async def connected(url: str, **options: Any) -> AsyncIterator[DatabaseClient]:
     async with await DatabaseClient.connect(url, plugin_name="trivia", **{"prefix": PREFIX, **options}) as client:
         await asyncio.gather(client.kv.get("k"), client.kv.get("k"))
         async with asyncio.timeout(SECONDS):
-            while client._sender is None or not client._sender._has_many:
+            while client.sender is None or not client.sender.has_many:
                 await asyncio.sleep(0.001)
         yield client
 
@@ -125,8 +125,8 @@ async def test_a_cancelled_caller_harms_no_other(client: DatabaseClient) -> None
         assert done[1::2] == [None] * 10
         assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in done[::2])
         assert await client.kv.get("k1") == turns
-    assert client._sender is not None
-    assert client._sender._waiting == {}
+    assert client.sender is not None
+    assert client.sender.waiting == {}
 
 
 async def test_each_caller_waits_for_its_own_reply_and_times_out_alone(nats_url: str, tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ async def test_each_caller_waits_for_its_own_reply_and_times_out_alone(nats_url:
         assert f"{PREFIX}.trivia.set within 1 s" in str(done[0])
         other.execute("ROLLBACK")
         other.close()
-        assert client._sender is not None
-        assert client._sender.sent == []
+        assert client.sender is not None
+        assert client.sender.sent == []
         assert await client.kv.get("k") == 0
 
 

@@ -76,7 +76,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 @pytest.fixture
 def noon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_now", lambda: NOON)
+    monkeypatch.setattr(models, "utc_now", lambda: NOON)
 
 
 def entry(**columns: Any) -> PluginKVStorage:

@@ -747,7 +747,7 @@ class TestUntrustedSenders:
                 stream += b"HMSG db.kv.trivia.get %d %b %d %d\r\n" % (sid, inbox.encode(), *sizes)
                 stream += head + data + b"\r\n"
             for at in range(0, len(stream), size):
-                await connection._ps.parse(stream[at : at + size])
+                await connection.parser.parse(stream[at : at + size])
             async with asyncio.timeout(60):
                 got = [json.loads((await replies.next_msg(timeout=10)).data) for _ in range(60)]
             # A raw line break is not JSON: these sets are refused, each of them once and as one message.
@@ -825,7 +825,7 @@ class TestUntrustedSenders:
                 stream += head + data + b"\r\n"
             faulty.may_commit.clear()
             for at in range(0, len(stream), size):
-                await connection._ps.parse(stream[at : at + size])
+                await connection.parser.parse(stream[at : at + size])
             faulty.may_commit.set()
             got = {}
             for _ in range(220):

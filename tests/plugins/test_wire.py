@@ -89,10 +89,10 @@ def outcome(read: Callable[[], Any]) -> Any:
 @example(b'{"key":"a","by":2,"other":3}')
 @pytest.mark.slow
 def test_the_fast_way_and_the_careful_way_agree(data: bytes) -> None:
-    assert outcome(lambda: wire.setting("p", data)) == outcome(lambda: wire._set_carefully("p", data))
-    assert outcome(lambda: wire.getting("p", data)) == outcome(lambda: wire._get_carefully("p", data))
-    assert outcome(lambda: wire.deleting("p", data)) == outcome(lambda: wire._delete_carefully("p", data))
-    assert outcome(lambda: wire.incrementing("p", data)) == outcome(lambda: wire._increment_carefully("p", data))
+    assert outcome(lambda: wire.setting("p", data)) == outcome(lambda: wire.set_carefully("p", data))
+    assert outcome(lambda: wire.getting("p", data)) == outcome(lambda: wire.get_carefully("p", data))
+    assert outcome(lambda: wire.deleting("p", data)) == outcome(lambda: wire.delete_carefully("p", data))
+    assert outcome(lambda: wire.incrementing("p", data)) == outcome(lambda: wire.increment_carefully("p", data))
 
 
 @examples(100)
@@ -140,7 +140,7 @@ def test_what_is_far_too_large_is_not_read(value: bytes, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("escape", [b"", b"\\n", b'\\"', b"\\\\", b"\\u0022"])
 def test_an_ordinary_set_with_escapes_is_read_at_once(escape: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "_set_carefully", lambda plugin, data: pytest.fail("it was read twice"))
+    monkeypatch.setattr(wire, "set_carefully", lambda plugin, data: pytest.fail("it was read twice"))
     data = b'{"key":"k","value":{"a":"' + escape + b'x"},"ttl":5}'
     assert json.loads(wire.setting("p", data).value) == json.loads(data)["value"]
 

@@ -36,6 +36,8 @@ ALLOWED = re.compile(
     r"keyloft-doctor-nobody|getpwnam\(.nobody.\)|nobody has a point yet|nobody of that name is quoted"
     r"|(dead|lowercase|capital)[ _-]letters"
 )
+# Of asyncio, os, named tuples and nats-py, whose methods the product overrides or calls.
+NOT_OURS = {"_exit", "_process_msg", "_process_pong", "_replace", "_run"}
 # One list.
 LONG_MODULES = {"limits.py"}
 
@@ -142,6 +144,27 @@ def test_only_one_module_uses_private_parts_of_nats_py() -> None:
         if attribute in private and owner not in ("self", "cls") and "nats" in module.read_text()
     }
     assert used == set()
+
+
+def test_no_test_uses_private_parts_of_the_product() -> None:
+    """A test goes through what is public, if only among Keyloft's own modules; attributes say so: «For tests: …»."""
+    product, found = set[str](), []
+    for module in MODULES:
+        product |= set(re.findall(r"(?:\.|\bdef |\bclass |^)(_[a-z]\w*)", module.read_text(), re.MULTILINE))
+    for path in CODE:
+        text = path.read_text()
+        # To parse them all would take seconds.
+        if path.is_relative_to(SOURCE) or not (product - NOT_OURS).intersection(re.findall(r"\b_[a-z]\w*", text)):
+            continue
+        nodes = list(ast.walk(ast.parse(text)))
+        attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+        own = {node.attr for node in attributes if ast.unparse(node.value) in ("self", "cls")}
+        used = [(node.lineno, node.attr) for node in attributes]
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keyloft"):
+                used += [(node.lineno, name.name) for name in node.names]
+        found += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in used if name in product - own - NOT_OURS]
+    assert found == []
 
 
 def test_nothing_but_a_command_or_the_entry_of_a_process_ends_the_process() -> None:

@@ -86,7 +86,7 @@ class WholeKeys:
     def flags(self, tenant: str, project: str, defaults: Mapping[str, Any] | None = None) -> Flags:
         if (tenant, project) == ("acme", "web"):
             return self.client.flags(defaults)
-        prefix = self.client._prefix
+        prefix = self.client.prefix
         return SemanticClient(self.client.nats, tenant, project, prefix=prefix).flags(defaults)
 
     def retrying(self, **options: Any) -> Retry:
@@ -103,7 +103,7 @@ class WholeDeadLetters:
 
     def list(self, project: str) -> Any:
         tenant, name = project.split("/")[1::2]
-        client = SemanticClient(self._client.nats, tenant, name, prefix=self._client._prefix)
+        client = SemanticClient(self._client.nats, tenant, name, prefix=self._client.prefix)
         return client.dead_letters.list()
 
     def __getattr__(self, name: str) -> Any:

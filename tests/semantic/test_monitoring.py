@@ -1,6 +1,7 @@
 """Log lines, counters and alerts of the store, none of which shows a value."""
 
 import logging
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -243,10 +244,18 @@ class TestConflictRate:
         signals.check_alerts()
         assert [alert.is_raised for alert in alerts] == [True, False]
 
-    def test_its_memory_does_not_grow_with_the_writes(self) -> None:
+    def test_its_memory_does_not_grow_with_the_writes(self, caplog: pytest.LogCaptureFixture) -> None:
         signals, seconds, _ = self.signals()
-        self.run(signals, seconds, 6 * 3600, 1, 5)
-        assert len(signals._steps) < 1100
+        caplog.set_level(logging.CRITICAL, "keyloft")  # what pytest captures would grow
+        tracemalloc.start()
+        try:
+            self.run(signals, seconds, 2 * 3600, 1, 5)
+            before, _ = tracemalloc.get_traced_memory()
+            self.run(signals, seconds, 4 * 3600, 1, 5)
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert after - before < 20_000
 
     def test_an_alert_is_cleared_when_writes_end(self) -> None:
         signals, seconds, alerts = self.signals()

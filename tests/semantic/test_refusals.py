@@ -9,7 +9,7 @@ import nats
 import pytest
 
 import keyloft
-from keyloft import limits
+from keyloft import Store, limits
 from keyloft.errors import InvalidArgument, InvalidInput, InvalidJson, InvalidKey, ValueTooLarge
 from keyloft.semantic import (
     Intent,
@@ -288,18 +288,24 @@ async def test_a_request_is_refused_by_its_field(asking: Any, operation: str, fi
         (lambda _: shortened(""), "identifier: expected a non-empty str"),
         (lambda s: SemanticStore(s),
          "kv: expected an open store, as in `async with keyloft.open(…) as kv`, got SemanticStore"),
-        (lambda s: SemanticStore(s._kv, sweep_every=None, purposes="lease"),
-         "purposes: expected several names, as in ['lease'], got str"),
-        (lambda s: SemanticStore(s._kv, sweep_every=None, purposes=["Lease"]), f"purposes: {PURPOSE}"),
-        (lambda s: SemanticStore(s._kv, sweep_every=0), f"sweep_every: {SECONDS}"),
-        (lambda s: SemanticStore(s._kv, sweep_every=None, audit_key=LIST),
-         "audit_key: expected bytes or a str, got list"),
-        (lambda s: SemanticStore(s._kv, sweep_every=None, audit_key=""),
-         "audit_key: expected a secret that is not empty"),
     ],
 )  # fmt: skip
 async def test_a_call_is_refused_by_its_argument(store: SemanticStore, call: Any, message: str) -> None:
     assert await refusal(lambda: call(store)) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"purposes": "lease"}, "purposes: expected several names, as in ['lease'], got str"),
+        ({"purposes": ["Lease"]}, f"purposes: {PURPOSE}"),
+        ({"sweep_every": 0}, f"sweep_every: {SECONDS}"),
+        ({"audit_key": LIST}, "audit_key: expected bytes or a str, got list"),
+        ({"audit_key": ""}, "audit_key: expected a secret that is not empty"),
+    ],
+)
+async def test_a_store_is_refused_by_its_argument(kv: Store, options: dict[str, Any], message: str) -> None:
+    assert await refusal(lambda: SemanticStore(kv, **{"sweep_every": None} | options)) == message
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ async def put(client: SemanticClient, key: str, value: Any = 1, **options: Any) 
 
 async def ask(client: SemanticClient, operation: str, **fields: Any) -> dict[str, Any]:
     """What a stock client of NATS gets."""
-    subject = f"{client._prefix}.acme.web.{operation}"
+    subject = f"{client.prefix}.acme.web.{operation}"
     answer = await client.nats.request(subject, json.dumps(fields).encode(), timeout=20)
     reply: dict[str, Any] = json.loads(answer.data)
     return reply
@@ -418,10 +418,9 @@ class TestInterruptions:
             with pytest.raises(keyloft.NoService):
                 await client.get("locks/a")
             assert lock.is_held
-            async with SemanticService(connection, store, prefix="again.semantic"):
-                until = lock._until
+            async with SemanticService(connection, store, prefix="again.semantic") as service:
                 async with asyncio.timeout(20):
-                    while lock._until == until:
+                    while not service.meters.histogram("locks").count:  # until it is renewed
                         await asyncio.sleep(0.02)
                 assert lock.is_held
                 assert lock.fence == held.fence

@@ -36,12 +36,12 @@ async def stored(engine: PostgresEngine, key: bytes) -> Record:
 
 def before_commit(engine: PostgresEngine, act: Callable[[], Awaitable[object]]) -> None:
     """Act once after the next group was read and settled, before it is committed."""
-    way: Any = engine._writer._by_function
-    call = way._call
+    way: Any = engine.writer.by_function
+    call = way.call
 
     async def acting(*arguments: Any) -> Any:
-        way._call = call
+        way.call = call
         await act()
         return await call(*arguments)
 
-    way._call = acting
+    way.call = acting

@@ -143,7 +143,7 @@ class StoreInThreads:
 
     def __init__(self, store: SyncStore) -> None:
         self.sync = store
-        self.engine = EngineInThreads(store._inner.engine)  # type: ignore[arg-type]
+        self.engine = EngineInThreads(store.engine)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self.sync, name)

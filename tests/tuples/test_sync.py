@@ -283,7 +283,7 @@ def test_expired_entries_are_swept_without_a_loop(tmp_path: Path) -> None:
         assert not next(watching)[0].exists
         waiting = threading.Event()
         for _ in range(100 * LONGEST_SECONDS):
-            if run_to_end(kv._inner.engine.read(Expired(Space.TUPLES, 1))) == [[]]:
+            if run_to_end(kv.engine.read(Expired(Space.TUPLES, 1))) == [[]]:
                 break
             waiting.wait(0.01)
         else:

@@ -72,6 +72,11 @@ class HttpListener(AsyncClosing):
         """How many are open."""
         return len(self._table.connections) if self._server else 0
 
+    @property
+    def served(self) -> int:
+        """How many requests it has answered."""
+        return self._table.total_requests if self._server else 0
+
     def stop_accepting(self) -> None:
         """Listen no more; end idle connections now, and others with the request that they are at."""
         if self._server is not None:

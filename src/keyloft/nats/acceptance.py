@@ -24,7 +24,7 @@ class Acceptance(OwnerWork):
     _bounds: IntakeBounds
     _most_requests: int
     _reserve: int
-    _deadlines: Deadlines
+    deadlines: Deadlines
 
     def receive(self, subject: bytes, reply: bytes, data: bytes) -> Handled:
         """Accept a request, or refuse it.
@@ -60,7 +60,7 @@ class Acceptance(OwnerWork):
             return self._outbox.wait_for_room() if self._outbox.is_full() else replies
         if not self._request_bytes:
             self._is_empty.clear()
-            self._deadlines.start()
+            self.deadlines.start()
         if not owner.request_bytes:
             owner.visits += 1
         owner.request_bytes = unanswered

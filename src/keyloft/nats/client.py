@@ -48,7 +48,8 @@ class ServiceClient(AsyncClosing):
         self._inbox = ""
         self._owns_connection = False
         self._is_closed = False
-        self._sender: RequestSender | None = None
+        self.sender: RequestSender | None = None
+        """Sends the requests, from the first one on; for tests."""
         self.watches: dict[RemoteWatch, str] = {}
         """The open watches, each with the subject of its events."""
 
@@ -104,8 +105,8 @@ class ServiceClient(AsyncClosing):
         for watch in list(self.watches):
             await watch.aclose()
         self._is_closed = True
-        if self._sender is not None:
-            await self._sender.aclose()
+        if self.sender is not None:
+            await self.sender.aclose()
         if self._owns_connection and not self.nats.is_closed:
             await self.nats.close()
 
@@ -145,11 +146,11 @@ class ServiceClient(AsyncClosing):
         """
         if self._is_closed:
             raise errors.Closed("this client is closed: make a new one")
-        if self._sender is None:
-            self._sender = RequestSender(
+        if self.sender is None:
+            self.sender = RequestSender(
                 self.nats, timeout=self._timeout, gathered=self._gathered, timed_out=self._timed_out
             )
-        call = self._sender.ask(prefix, operation, to_json(fields))
+        call = self.sender.ask(prefix, operation, to_json(fields))
         try:
             return self._read(await call.reply)
         except nats_errors.NoRespondersError:
@@ -163,7 +164,7 @@ class ServiceClient(AsyncClosing):
         ) as error:
             raise Unanswered(f"not connected to NATS: {error}") from error
         finally:
-            self._sender.end(call)
+            self.sender.end(call)
 
     def _timed_out(self, subject: str) -> errors.TimedOut:
         state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"
@@ -187,7 +188,7 @@ class ServiceClient(AsyncClosing):
 
     def _subjects_in_use(self) -> list[str]:
         """The subjects of the requests that wait for a reply."""
-        return [] if self._sender is None else [message.subject for message in self._sender.sent]
+        return [] if self.sender is None else [message.subject for message in self.sender.sent]
 
     def _on_error(self, error: Exception) -> None:
         """Find the requests that NATS has refused: it reports a refusal to the connection, not to the request."""
@@ -199,19 +200,19 @@ class ServiceClient(AsyncClosing):
                 action = f"subscribe to {events}, where its events arrive"
                 watch.fail(NotPermitted(f"NATS refused this watch: {self._user} may not {action}. {NEWER_PERMISSIONS}"))
                 return
-        if self._sender is None:
+        if self.sender is None:
             return
         if kind != "publish":
-            self._sender.subscribe_again()
-        for message in self._sender.sent:
+            self.sender.subscribe_again()
+        for message in self.sender.sent:
             if kind == "publish" and refused_subject != message.subject.lower():
                 continue
             if kind == "publish" and message.is_many:
-                self._sender.send_singly(message)
+                self.sender.send_singly(message)
                 continue
             subscribe = f"subscribe to {self._inbox}.>, where its replies arrive"
             action = f"publish to {message.subject}" if kind == "publish" else subscribe
             text = f"NATS refused this request: {self._user} may not {action}. Log in as {self._log_in_as}"
             if message.subject.endswith(f".{WATCH}"):
                 text += f"; {NEWER_PERMISSIONS}"
-            self._sender.fail(message, NotPermitted(text))
+            self.sender.fail(message, NotPermitted(text))

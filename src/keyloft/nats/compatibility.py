@@ -42,7 +42,7 @@ _CLIENT_METHODS: Final = {
 _ADDED: Final = {
     Nats: (
         *("_handlers", "_receive_at_once", "_refusing", "_socket", "handle", "note_refusal", "read_bytes", "refused"),
-        *("refused_events", "sending"),
+        *("parser", "refused_events", "sending"),
     ),
     TcpTransport: ("_receiver", "receive_for", "is_ready"),
     Parser: ("_awaited", "_enough", "_rest", "_wait_for", "leave_out", "take", "unwanted"),

@@ -122,12 +122,12 @@ class RequestSender:
         self._again: list[ClientCall] = []
         """Calls that are sent once more, before those of the queue."""
         self._sending: asyncio.Task[None] | None = None
-        self._waiting: dict[ClientCall, None] = {}
+        self.waiting: dict[ClientCall, None] = {}
         """The calls without a reply, in their order."""
         self._sent: dict[str, SentMessage] = {}
         """The messages without a reply, by number, in the order in which they were sent."""
         self._numbered = 0
-        self._has_many = False
+        self.has_many = False
         """Whether the service has answered a `many`. An older one does not, and older permissions don't allow it."""
         self._next_probe = 0.0
         """When to ask again whether it does."""
@@ -151,7 +151,7 @@ class RequestSender:
             prefix, operation, data, self._loop.create_future(), self._loop.time() + self._timeout, is_alone
         )
         self._queue.append(call)
-        self._waiting[call] = None
+        self.waiting[call] = None
         if self._sending is None:
             self._start_sending()
         if self._expiring is None:
@@ -160,11 +160,11 @@ class RequestSender:
 
     def end(self, call: ClientCall) -> None:
         """A caller waits no longer."""
-        del self._waiting[call]
+        del self.waiting[call]
 
     async def aclose(self) -> None:
         """Receive no more replies; callers that still wait get an error."""
-        for call in self._waiting:
+        for call in self.waiting:
             call.fail(errors.Unanswered("this client was closed before the reply arrived"))
         if self._expiring is not None:
             self._expiring.cancel()
@@ -184,7 +184,7 @@ class RequestSender:
         A call fails if a later request of its key was sent alone meanwhile: sent again, it would come behind that.
         """
         del self._sent[message.number]
-        self._has_many, self._next_probe = False, monotonic() + limits.MANY_PROBE_SECONDS
+        self.has_many, self._next_probe = False, monotonic() + limits.MANY_PROBE_SECONDS
         number = int(message.number)
         alone = [sent.calls[0] for sent in self._sent.values() if not sent.is_many and int(sent.number) > number]
         later = [(call.operation, call.data) for call in alone if call.prefix == message.prefix]
@@ -253,7 +253,7 @@ class RequestSender:
 
     def _as_messages(self, calls: Sequence[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The message that carries calls; until the service is known to have `many`, one for each."""
-        if len(calls) > 1 and self._has_many:
+        if len(calls) > 1 and self.has_many:
             requests = [b'{"op":"%b",%b' % (call.operation.encode(), call.data[1:]) for call in calls]
             yield self._message(f"{calls[0].prefix}.many", calls), _MANY % b",".join(requests)
             return
@@ -298,7 +298,7 @@ class RequestSender:
             # It was refused as a whole, which each caller learns as if it had been alone.
             part = _ManyPart(True, [(position, Raw(data)) for position in range(len(message.calls))])
         else:
-            self._has_many = True
+            self.has_many = True
         for position, reply in part.replies:
             if position < len(message.calls) and not (waiting := message.calls[position].reply).done():
                 waiting.set_result(bytes(reply))
@@ -310,7 +310,7 @@ class RequestSender:
         self._expiring, now = None, self._loop.time()
         for number in [message.number for message in self._sent.values() if message.ends <= now]:
             del self._sent[number]
-        for call in self._waiting:
+        for call in self.waiting:
             if call.ends > now:
                 self._expiring = self._loop.call_at(call.ends, self._expire)
                 break

@@ -80,7 +80,7 @@ class Intake(Acceptance, ManyIntake):
         self.calls: set[Request] = set()
         """The requests that are carried out by a coroutine."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turn_reads = TurnReads(engine, self._answer, lambda: self._deadlines.stalled())
+        self._turn_reads = TurnReads(engine, self._answer, lambda: self.deadlines.stalled())
         self._joint_reads = JointReads(engine, self._turn_reads.make, self._answer, self._send_replies)
         self._turns = Turns(nats, self._take_turn, self._can_go_on, self._end_turns)
         self.reads = self._turn_reads.under_way
@@ -89,7 +89,7 @@ class Intake(Acceptance, ManyIntake):
         """Writes that are decided and not yet answered."""
         self._verdicts: list[Verdict] = []
         """What became of them."""
-        self._deadlines = Deadlines(self, self._reserved, deadline)
+        self.deadlines = Deadlines(self, self._reserved, deadline)
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
@@ -99,7 +99,7 @@ class Intake(Acceptance, ManyIntake):
             async with asyncio.timeout(limits.CLOSING_SECONDS):
                 await self._is_empty.wait()
         await self._outbox.close(self._deadline)
-        self._deadlines.close()
+        self.deadlines.close()
         return self.unanswered
 
     # Taking turns
@@ -162,7 +162,7 @@ class Intake(Acceptance, ManyIntake):
                 _, operation, request.about = self._owners.route(subject)
                 request.operation = operation
             if now - request.arrived > self._deadline and request.reply:
-                raise self._deadlines.stalled(NOT_CARRIED_OUT)
+                raise self.deadlines.stalled(NOT_CARRIED_OUT)
             content = request.content = operation.read(request.about, request.content)
         except Variant as asked:
             operation = request.operation = operation.variants[asked.name]

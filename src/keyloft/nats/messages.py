@@ -74,6 +74,11 @@ class NatsConnection(Nats):
         self.refused_events: deque[str] = deque(maxlen=limits.REFUSED_EVENTS)
         """In lower case, the last subjects of events that this program was not allowed to publish to."""
 
+    @property
+    def parser(self) -> "_Parser":
+        """Reads its messages; for tests."""
+        return self._ps
+
     def handle(self, subscription: Subscription, handler: Handler | None, refuse: EarlyRefusal | None = None) -> None:
         """Pass a subscription's messages to a function as they are read; None: to the subscription's callback again.
 

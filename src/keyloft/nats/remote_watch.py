@@ -60,7 +60,8 @@ class RemoteWatch(AsyncClosing):
         self._received_to = since
         """Everything up to this version has arrived; what follows is asked for again after an interruption."""
         self._reported_to = since
-        self._messages: deque[EventMessage] = deque()
+        self.unread: deque[EventMessage] = deque()
+        """What has arrived and is not yet reported."""
         self._seen: OrderedDict[str, tuple[int, bool]] = OrderedDict()
         """By key, the last event: what arrives a second time is left out."""
         self._is_silent = False
@@ -94,8 +95,8 @@ class RemoteWatch(AsyncClosing):
     async def __anext__(self) -> Event:
         await self._begin()
         while True:
-            while self._messages:
-                if (event := self._report(self._messages.popleft())) is not None:
+            while self.unread:
+                if (event := self._report(self.unread.popleft())) is not None:
                     return event
             if self._failure is not None:
                 failure, self._failure = self._failure, None
@@ -137,13 +138,13 @@ class RemoteWatch(AsyncClosing):
             self._run, self._next = event.run, 1  # another service goes on, or this one begins again
         if event.run < self._run or not self._next or (event.run == self._run and event.sequence < self._next):
             return
-        if event.run > self._run or event.sequence > self._next or len(self._messages) >= limits.UNREAD_EVENTS:
+        if event.run > self._run or event.sequence > self._next or len(self.unread) >= limits.UNREAD_EVENTS:
             self._next = 0
             self._arrived.set()  # if its user has read all others, it asks for what was missed
             return
         self._next += 1
         self._received_to = max(received_to, event.version - event.more)
-        self._messages.append(event)
+        self.unread.append(event)
         self._arrived.set()
 
     def _report(self, message: EventMessage) -> Event | None:
@@ -265,4 +266,4 @@ class RemoteWatch(AsyncClosing):
 
     @property
     def _must_resume(self) -> bool:
-        return not self._next and not self._messages
+        return not self._next and not self.unread

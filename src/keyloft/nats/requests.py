@@ -190,14 +190,14 @@ class Owner:
         "_barriers",
         "_exclusive",
         "_numbered",
-        "_reading",
-        "_reads",
         "_writing",
         "credit",
         "examined_at",
         "is_in_turn",
         "meter",
         "name",
+        "reading",
+        "reads",
         "ready",
         "reply_bytes",
         "request_bytes",
@@ -245,9 +245,9 @@ class Owner:
         """The last write under way that may write any key: all later requests wait for it."""
         self._writing: dict[Hashable, Request] = {}
         """The last write under way, by key."""
-        self._reads: dict[Request, None] = {}
+        self.reads: dict[Request, None] = {}
         """The reads that wait or are carried out, as far as later writes wait for them."""
-        self._reading: dict[Hashable, dict[Request, None]] = {}
+        self.reading: dict[Hashable, dict[Request, None]] = {}
         """Those of them that no later write of a key waits for yet, by key."""
         self._barriers: deque[Request] = deque()
         """Requests that wait for all earlier writes, in their order."""
@@ -289,16 +289,16 @@ class Owner:
                 _wait(request, write)
                 if write is self._exclusive:
                     break  # it waits for all earlier ones itself
-            for read in self._reads:
+            for read in self.reads:
                 _wait(request, read)
-            self._reading.clear()
+            self.reading.clear()
         else:
             self._wait_for_writes(request, keys)
             for key in keys:
                 # What waits for this write needs not wait for the reads before it.
-                for read in self._reading.pop(key, ()):
+                for read in self.reading.pop(key, ()):
                     _wait(request, read)
-            for read in self._reads:
+            for read in self.reads:
                 if not read.read:
                     _wait(request, read)
         self.begin_write(request, keys)
@@ -318,21 +318,21 @@ class Owner:
         """Later writes of these keys, or of all, wait for this read."""
         self.unordered += 1
         read.read = keys or ()
-        self._reads[read] = None
+        self.reads[read] = None
         for key in read.read:
-            if (others := self._reading.get(key)) is None:
-                others = self._reading[key] = {}
+            if (others := self.reading.get(key)) is None:
+                others = self.reading[key] = {}
             others[read] = None
 
     def end_read(self, read: Request) -> None:
         """Note that a read has ended, with or without success; what has waited for it is ready now."""
         self.unordered -= 1
-        del self._reads[read]
+        del self.reads[read]
         for key in read.read or ():
-            others = self._reading.get(key, {})
+            others = self.reading.get(key, {})
             others.pop(read, None)
             if not others:
-                self._reading.pop(key, None)
+                self.reading.pop(key, None)
         read.read = None
         self._release(read.waiting)
         read.waiting = None
@@ -391,7 +391,7 @@ class Owner:
 
     def held_up(self) -> list[Request]:
         """The requests that wait for others."""
-        earlier = (*self.writes.values(), *self._reads)
+        earlier = (*self.writes.values(), *self.reads)
         return [*self._barriers, *[request for one in earlier for request in one.waiting or ()]]
 
 

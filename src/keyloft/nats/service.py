@@ -78,8 +78,9 @@ class NatsService(AsyncClosing):
         self._metadata = dict(metadata or {})
         self._state = "not started"
         self._subscriptions: list[Subscription] = []
-        self._intake: Intake | None = None
-        self._publisher: EventPublisher | None = None
+        self.intake: Intake | None = None
+        """Takes in the requests, from `start` to `aclose`; for tests, as `publisher`."""
+        self.publisher: EventPublisher | None = None
         self._streams: ServiceStreams | None = None
         self._discovery: _Discovery | None = None
         self._logger = logging.getLogger(type(self).__module__)
@@ -103,7 +104,7 @@ class NatsService(AsyncClosing):
     @property
     def unanswered(self) -> int:
         """How many requests are accepted and not yet answered."""
-        return 0 if self._intake is None else self._intake.unanswered
+        return 0 if self.intake is None else self.intake.unanswered
 
     async def start(self) -> None:
         """Begin to serve. The database is opened if it is not yet open.
@@ -114,12 +115,12 @@ class NatsService(AsyncClosing):
             IncompatibleLibrary: The installed nats-py can't be used.
         """
         check_nats_py()
-        if self._intake is not None:
+        if self.intake is not None:
             raise InvalidArgument("this service has started already")
         if not (self.nats.is_connected or self.nats.is_reconnecting):
             raise InvalidArgument("nats: expected a connected client: call `await nats.connect(…)` before `start`")
         engine = await self._engine()
-        self._intake = intake = Intake(
+        self.intake = intake = Intake(
             self.nats,
             engine,
             route=self._route,
@@ -139,10 +140,10 @@ class NatsService(AsyncClosing):
             if isinstance(self.nats, NatsConnection):
                 self.nats.handle(subscription, intake.receive, intake.refuses)
         self._streams = ServiceStreams(engine, intake, self._watchable)
-        self._publisher = EventPublisher(self.nats, engine, intake, self._watchable, self.name, self.meters)
-        self._publisher.start()
+        self.publisher = EventPublisher(self.nats, engine, intake, self._watchable, self.name, self.meters)
+        self.publisher.start()
         for watch in self._watches.values():
-            watch.serve(engine, self._publisher)
+            watch.serve(engine, self.publisher)
         config = ServiceConfig(self.name, keyloft.__version__, self.description, self._metadata)
         self._discovery = _Discovery(self, config)
         await self._discovery.start()
@@ -199,9 +200,9 @@ class NatsService(AsyncClosing):
         return ServiceStream(self._streams)
 
     def _accepting(self) -> Intake:
-        if self._intake is None or self._state != "serving":
+        if self.intake is None or self._state != "serving":
             raise NoService(f"this service is {self._state}: try again soon")
-        return self._intake
+        return self.intake
 
     async def aclose(self) -> None:
         """Accept no more requests, answer those that were accepted, then return. A second call does nothing."""
@@ -216,15 +217,15 @@ class NatsService(AsyncClosing):
         if isinstance(self.nats, NatsConnection):
             for subscription in subscriptions:
                 self.nats.handle(subscription, None)
-        if self._publisher is not None:
-            await self._publisher.aclose()
-        if self._intake is not None:
+        if self.publisher is not None:
+            await self.publisher.aclose()
+        if self.intake is not None:
             remark = asyncio.get_running_loop().call_later(limits.CLOSING_REMARK_SECONDS, self._log_waiting)
             try:
-                left = await self._intake.close()
+                left = await self.intake.close()
             finally:
                 remark.cancel()
-            self._intake = None
+            self.intake = None
             self._overload.close()
             if left:
                 self._logger.error("[KV] stopped; the database does not answer, %d requests are left behind", left)
@@ -244,9 +245,9 @@ class NatsService(AsyncClosing):
 
     async def _receive_message(self, message: Msg) -> None:
         """Pass on a message of a plain client of nats-py."""
-        if self._intake is None:
+        if self.intake is None:
             return
-        handled = self._intake.receive(message.subject.encode(), message.reply.encode(), message.data)
+        handled = self.intake.receive(message.subject.encode(), message.reply.encode(), message.data)
         if isinstance(handled, Coroutine):
             await handled
 

@@ -54,7 +54,7 @@ def _sorted_by_code_point(characters: int) -> String:
     return String(characters).with_variant(String(characters, collation="C"), "postgresql")
 
 
-def _now() -> datetime:
+def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
@@ -88,8 +88,10 @@ class PluginKVStorage(Base):
     key: Mapped[str] = mapped_column(_sorted_by_code_point(limits.PLUGIN_KEY_CHARACTERS))
     value_json: Mapped[str] = mapped_column(Text)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=_now, server_default=_SqlNow())
-    updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=_now, onupdate=_now, server_default=_SqlNow())
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=utc_now, server_default=_SqlNow())
+    updated_at: Mapped[datetime] = mapped_column(
+        UtcDateTime, default=utc_now, onupdate=utc_now, server_default=_SqlNow()
+    )
     version: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
 
     __table_args__ = (
@@ -99,7 +101,7 @@ class PluginKVStorage(Base):
     )
 
     def __init__(self, **columns: Any) -> None:
-        now = _now()
+        now = utc_now()
         super().__init__(**{"created_at": now, "updated_at": now, "version": 0, **columns})
 
     def __repr__(self) -> str:
@@ -110,7 +112,7 @@ class PluginKVStorage(Base):
     @property
     def is_expired(self) -> bool:
         """Whether its expiry has passed; an entry without `expires_at` never expires."""
-        return self.expires_at is not None and _now() >= self.expires_at
+        return self.expires_at is not None and utc_now() >= self.expires_at
 
     def get_value(self) -> Any:
         """Decode the stored value.

@@ -104,7 +104,7 @@ def _reader_of_a_key(make: type[T], carefully: Callable[[str, bytes], T]) -> Cal
     return read
 
 
-def _get_carefully(plugin: str, data: bytes) -> Get:
+def get_carefully(plugin: str, data: bytes) -> Get:
     fields = _read(data, "key", "meta")
     at = (plugin, _key(fields))
     if rules.switch(fields.get("meta"), "meta"):
@@ -112,13 +112,13 @@ def _get_carefully(plugin: str, data: bytes) -> Get:
     return Get(_PLUGINS, at)
 
 
-def _delete_carefully(plugin: str, data: bytes) -> Delete:
+def delete_carefully(plugin: str, data: bytes) -> Delete:
     return Delete(_PLUGINS, (plugin, _key(_read(data, "key"))))
 
 
-getting = _reader_of_a_key(Get, _get_carefully)
+getting = _reader_of_a_key(Get, get_carefully)
 """The read that a get requests; a Variant, if it asks for more than the value."""
-deleting = _reader_of_a_key(Delete, _delete_carefully)
+deleting = _reader_of_a_key(Delete, delete_carefully)
 """The write that a delete requests."""
 
 
@@ -144,7 +144,7 @@ def setting(plugin: str, data: bytes) -> Set:
         request = _read_valued(data)
         stored = payloads.to_json(request.value)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return _set_carefully(plugin, data)
+        return set_carefully(plugin, data)
     ttl, alias = request.ttl, request.ttl_seconds
     names = 3 if ttl is UNSET else 4
     # If the quotes of all strings are accounted for, no name is doubled and none is unknown.
@@ -153,7 +153,7 @@ def setting(plugin: str, data: bytes) -> Set:
     else:
         unaccounted = data.count(b'"') - stored.count(b'"')
     if unaccounted != 2 * names or alias is not UNSET:
-        return _set_carefully(plugin, data)
+        return set_carefully(plugin, data)
     expire_in = None if ttl is UNSET else rules.ttl(ttl, none="null")
     key = rules.key(request.key) if is_escaped else request.key  # without an escape, it has neither NUL nor surrogates
     return Set(_PLUGINS, (plugin, key), stored, _JSON, expire_in)
@@ -178,10 +178,10 @@ def incrementing(plugin: str, data: bytes) -> Add:
                 return Add(_PLUGINS, (plugin, rules.key(request.key)), by, expire_in)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass  # what is wrong with it, the careful reader finds out
-    return _increment_carefully(plugin, data)
+    return increment_carefully(plugin, data)
 
 
-def _increment_carefully(plugin: str, data: bytes) -> Add:
+def increment_carefully(plugin: str, data: bytes) -> Add:
     fields = _read_strictly(data, "key", "by", "ttl", "ttl_seconds")
     return Add(_PLUGINS, (plugin, _key(fields)), rules.increment(fields.get("by")), _ttl(fields))
 
@@ -279,10 +279,10 @@ def _large_set(plugin: str, data: bytes) -> Set:
         payloads.check_json(data)
         raise ValueTooLarge(len(data), limits.PLUGIN_VALUE_BYTES)
     with json_text.collecting_no_garbage(data):
-        return _set_carefully(plugin, data)
+        return set_carefully(plugin, data)
 
 
-def _set_carefully(plugin: str, data: bytes) -> Set:
+def set_carefully(plugin: str, data: bytes) -> Set:
     fields, text = payloads.read(data)
     payloads.refuse_misspelt(fields, _SET_FIELDS)
     key, _ = payloads.field(fields, "key"), payloads.field(fields, "value")

@@ -53,7 +53,8 @@ class SemanticClient(ServiceClient, Workflows):
         """
         self.project = keys.checked_project(tenant, project)
         """Whose entries these are."""
-        self._prefix = prefix
+        self.prefix = prefix
+        """What its subjects begin with."""
         self.dead_letters = RemoteDeadLetters(self)
         """Writes that were given up: to be listed, retried or dropped."""
         Workflows.__init__(self, self.dead_letters, RemoteLocks(self))
@@ -195,7 +196,7 @@ class SemanticClient(ServiceClient, Workflows):
         return await self.ask(self._subject(operation), fields)
 
     def _subject(self, operation: str) -> str:
-        return f"{self._prefix}.{self.project.tenant}.{self.project.name}.{operation}"
+        return f"{self.prefix}.{self.project.tenant}.{self.project.name}.{operation}"
 
 
 class RemoteEnvelopes(PagedList[Envelope]):

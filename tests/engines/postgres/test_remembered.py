@@ -9,6 +9,7 @@ from keyloft import ManualClock, NotACounter, limits
 from keyloft.core.records import Add, Batch, Committed, Delete, Space, Sum, Touch
 from keyloft.core.values import pack_counter, unpack_counter
 from keyloft.engines.postgres.engine import PostgresEngine
+from keyloft.engines.postgres.tables import LAYOUTS
 from tests.support.postgres_commits import A, opened, put, stored
 from tools.postgres import query
 
@@ -21,14 +22,16 @@ async def count(engine: PostgresEngine, *keys: bytes) -> list[int]:
 
 def reads(engine: PostgresEngine) -> list[int]:
     """How many keys each read of the groups from now on asks for."""
-    way: Any = engine._writer._by_function
-    read, asked = way._read, list[int]()
+    slot: Any = engine.writer.slot
+    fetch, asked = slot.fetch, list[int]()
+    heads = {layout.load_heads for layout in LAYOUTS.values()}
 
-    async def counted(slot: Any, wanted: Any) -> Any:
-        asked.append(len(wanted))
-        return await read(slot, wanted)
+    async def counted(statement: str, *arguments: Any) -> Any:
+        if statement in heads:
+            asked.append(len(arguments[0]))
+        return await fetch(statement, *arguments)
 
-    way._read = counted
+    slot.fetch = counted
     return asked
 
 
@@ -107,8 +110,7 @@ async def test_what_is_remembered_is_bounded(emptied_postgres_url: str, monkeypa
     async with opened(emptied_postgres_url) as engine:
         for first in range(0, 500, 50):
             await engine.commit(Batch(tuple([Sum(A, b"%04d" % number, 1) for number in range(first, first + 50)])))
-        remembered = engine._writer._by_function._remembered
-        assert 0 < len(remembered._newer) + len(remembered._older) <= 150
+        assert 0 < len(engine.writer.by_function.remembered) <= 150
         assert await count(engine, b"0000", b"0499") == [2, 2]
 
 

@@ -47,7 +47,7 @@ def test_reads_that_share_a_view_see_each_commit_of_another_connection(clock: Ma
         run_to_end(writer.commit(Batch((put(b"k", b"%d" % number),))))
         for _ in range(number % 4 + 1):
             assert value(reader) == b"%d" % number
-        viewed += reader._shared.is_viewing
+        viewed += reader.shared.is_viewing
     assert viewed, "no read found a view to share"
     writer.close()
     reader.close()
@@ -56,13 +56,13 @@ def test_reads_that_share_a_view_see_each_commit_of_another_connection(clock: Ma
 def test_an_idle_view_is_ended_so_that_the_write_ahead_log_can_restart(clock: ManualClock, tmp_path: Path) -> None:
     engine, path = opened(tmp_path / "app.db", clock), tmp_path / "app.db"
     run_to_end(engine.commit(Batch((put(b"k"),))))
-    while not engine._shared.is_viewing:
+    while not engine.shared.is_viewing:
         value(engine)
     other = apsw.Connection(str(path))
     other.execute("SELECT count(*) FROM sqlite_schema").fetchall()
     waiting = threading.Event()
     for _ in range(100 * LONGEST_SECONDS):
-        if not engine._shared.is_viewing:
+        if not engine.shared.is_viewing:
             break
         waiting.wait(0.01)
     other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -118,8 +118,7 @@ def test_an_interrupt_during_the_start_of_housekeeping_does_not_prevent_it(
         run_to_end(engine.commit(Batch((put(b"k"),))))
     monkeypatch.setattr(threading.Thread, "start", start)
     run_to_end(engine.commit(Batch((put(b"k"),))))
-    assert engine._housekeeping._thread is not None
-    assert engine._housekeeping._thread.is_alive()
+    assert any(thread.name == f"keyloft housekeeping of {engine.location}" for thread in threading.enumerate())
     engine.close()
 
 
@@ -127,13 +126,15 @@ def test_what_reaches_a_closed_engine_late_is_refused_as_closed(clock: ManualClo
     """A thread may have passed the first check just before another one closes the engine."""
     engine = opened(tmp_path / "app.db", clock)
     engine.close()
-    with pytest.raises(Closed):
-        engine._queue.commit(Batch((put(b"k"),)))
-    with pytest.raises(Closed):
-        engine._readers.read([Get(Space.TUPLES, b"k")], 0)
+    get = Get(Space.TUPLES, b"k")
     engine.refusal = None
-    with pytest.raises(Closed):
-        engine.get(Get(Space.TUPLES, b"k"))
+    for late in (
+        lambda: run_to_end(engine.commit(Batch((put(b"k"),)))),
+        lambda: run_to_end(engine.read(get, get)),
+        lambda: engine.get(get),
+    ):
+        with pytest.raises(Closed):
+            late()
     engine.refusal = CLOSED
     with pytest.raises(Closed):
         value(engine)
@@ -153,7 +154,7 @@ def test_the_error_of_a_failed_read_names_its_cause(clock: ManualClock, tmp_path
 def test_a_watch_that_comes_while_polling_ends_is_polled_for(clock: ManualClock, tmp_path: Path) -> None:
     engine, other = opened(tmp_path / "app.db", clock), opened(tmp_path / "app.db", clock)
     run_to_end(engine.watch(Get(Space.TUPLES, b"k")).aclose())
-    assert not engine._poller._goes_on()  # as its thread finds out; it may live a little longer
+    assert not engine.poller.goes_on()  # as its thread finds out; it may live a little longer
     watch = engine.watch(Get(Space.TUPLES, b"k"))
     assert [change.record for change in run_to_end(watch.__anext__())] == [None]
     run_to_end(other.commit(Batch((put(b"k"),))))
@@ -175,14 +176,14 @@ def test_one_bad_batch_of_a_group_fails_alone(clock: ManualClock, tmp_path: Path
     # A value that is no bytes: only the write itself finds out.
     bad = Batch((Set(Space.TUPLES, b"bad", "text", 0),))  # type: ignore[arg-type]
     batches = [Batch((put(b"%d" % number),)) for number in range(4)]
-    with engine._lock:
-        engine._shared.is_in_use = True
+    with engine.shared.lock:
+        engine.shared.is_in_use = True
         threads = [threading.Thread(target=commit, args=(batch,)) for batch in [*batches[:2], bad, *batches[2:]]]
         for thread in threads:
             thread.start()
-        while len(engine._queue._waiting) < len(threads):
+        while len(engine.queue.waiting) < len(threads):
             pass
-        engine._shared.is_in_use = False
+        engine.shared.is_in_use = False
     for thread in threads:
         thread.join(LONGEST_SECONDS)
     assert sorted(type(verdict).__name__ for verdict in verdicts) == [*["Committed"] * 4, "DatabaseError"]

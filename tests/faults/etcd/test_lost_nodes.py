@@ -79,7 +79,7 @@ class WriteLoad:
 
 
 def endpoints_known_to(engine: Engine) -> list[str]:
-    cluster: EtcdCluster = engine._cluster  # type: ignore[attr-defined]
+    cluster: EtcdCluster = engine.cluster  # type: ignore[attr-defined]
     return [member.endpoint for member in cluster.members]
 
 

@@ -136,7 +136,7 @@ async def test_a_commit_that_arrives_after_it_was_given_up_is_refused(postgres_u
     """The same call, made again once the engine has learned that it was not made: as if a backend had been stopped."""
     async with engines(postgres_url, patience=2) as [engine]:
         await engine.commit(Batch((Sum(A, b"n", 1),)))
-        slot: Any = engine._writer.slot
+        slot: Any = engine.writer.slot
         calls: list[tuple[Any, ...]] = []
         call = slot.call
 
@@ -164,7 +164,7 @@ async def test_a_commit_that_was_made_is_reported_though_its_reply_was_lost(post
 
         def lets_ask(message: Message) -> bool:
             nonlocal asked
-            asked = asked or (message.kind == b"B" and engine._writer._attempt.completed is not None)  # type: ignore[union-attr]
+            asked = asked or (message.kind == b"B" and engine.writer.attempt.completed is not None)  # type: ignore[union-attr]
             return True
 
         def lets_answer(message: Message) -> bool:
@@ -198,7 +198,7 @@ async def test_commits_of_stopped_backends_are_made_once_or_never(postgres_url: 
         counting = [asyncio.create_task(count()) for _ in range(8)]
         for _ in rounds(1):
             await asyncio.sleep(rng.uniform(0.1, 0.2))
-            backend = engine._writer.slot._connection.get_server_pid()
+            backend = (await engine.writer.slot.connected()).get_server_pid()
             os.kill(backend, signal.SIGSTOP)
             await asyncio.sleep(3.4)  # the engine has begun to ask what became of its commit
             os.kill(backend, signal.SIGCONT)

@@ -228,7 +228,7 @@ async def test_a_caller_that_makes_a_watch_and_then_reads_or_writes_misses_nothi
 async def test_a_submitted_write_waits_for_a_new_watch_so_that_what_follows_it_is_reported(postgres_url: str) -> None:
     """The server is slow to tell from where the watch reports; the write's outcome lets another process go ahead."""
     engine, other = await open_engine(postgres_url), await open_engine(postgres_url)
-    reads: Any = engine._reads  # type: ignore[attr-defined]
+    reads: Any = engine.reads  # type: ignore[attr-defined]
     counter, go_on, done = reads.counter, asyncio.Event(), asyncio.Event()
 
     async def late() -> Any:

@@ -50,7 +50,8 @@ class EtcdEngine(ClosableEngine):
 
     def __init__(self, views: RevisionViews, history: KeptHistory) -> None:
         super().__init__()
-        self._cluster = views.cluster
+        self.cluster = views.cluster
+        """For tests: which members it knows."""
         self._views = views
         self.location = views.cluster.name
         self._batcher = Batcher(self._start)
@@ -126,4 +127,4 @@ class EtcdEngine(ClosableEngine):
         await self._follower.aclose()
         await self._writer.aclose()
         await self._reads.aclose()
-        await self._cluster.aclose()
+        await self.cluster.aclose()

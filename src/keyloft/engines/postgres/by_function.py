@@ -42,7 +42,7 @@ class ByFunction:
         self._wants_changes = wants_changes
         self._last_at = 0
         """The time of the last commit, as far as known; none is before it."""
-        self._remembered = RememberedCounters()
+        self.remembered = RememberedCounters()
         self._calls: dict[tuple[str, ...], str] = {}
         """By the names of their arguments, the statements that call the function."""
 
@@ -53,15 +53,15 @@ class ByFunction:
         if not wanted:
             draft = settled_draft(group, {}, wanted, {}, self._estimated_now())
         elif _can_omit_version(group, wanted):
-            if (known := self._remembered.find(wanted)) is not None:
+            if (known := self.remembered.find(wanted)) is not None:
                 draft = settled_draft(group, known, wanted, {}, self._estimated_now())
                 if draft.versions:
                     attempted = await self._commit(slot, attempt, draft)
                     if isinstance(attempted, Outcome):
-                        self._remembered.confirm()
+                        self.remembered.confirm()
                     if attempted is not LostRace.CHANGED:
                         return attempted
-                    self._remembered.refute(wanted)
+                    self.remembered.refute(wanted)
                     attempt.completed = None
             if (found := await self._read(slot, wanted)) is None:
                 return LostRace.CHANGED
@@ -81,7 +81,7 @@ class ByFunction:
 
     async def _commit(self, slot: Slot, attempt: CommitAttempt, draft: Draft) -> Attempted:
         """Commit a settled group, unless something has changed since it was settled."""
-        base, now = await self._call(slot, attempt, draft)
+        base, now = await self.call(slot, attempt, draft)
         match base:
             case function.LOCKED | function.CHANGED:
                 self._note_time(now)
@@ -97,7 +97,7 @@ class ByFunction:
                 self._server.note_wrong_isolation()
                 return LostRace.REFUSED
         self._note_time(now)
-        self._remembered.note(draft, base, now)
+        self.remembered.note(draft, base, now)
         return self._outcome(draft, base, now)
 
     def _estimated_now(self) -> int:
@@ -168,7 +168,7 @@ class ByFunction:
             return None
         return replace(draft, settled=with_values(draft.settled, values))
 
-    async def _call(self, slot: Slot, attempt: CommitAttempt, draft: Draft) -> tuple[int, int]:
+    async def call(self, slot: Slot, attempt: CommitAttempt, draft: Draft) -> tuple[int, int]:
         server, rows = self._server, draft.arrays()
         arguments = self._arguments(attempt, draft, rows)
         connection = await slot.connected()

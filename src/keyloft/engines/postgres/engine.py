@@ -74,16 +74,16 @@ class PostgresEngine(ClosableEngine):
     ) -> None:
         super().__init__()
         self.server = server
-        """Tests read from it whether there is a pooler."""
+        """For tests, as `reads` and `writer`: whether there is a pooler, and what its connections do."""
         self.location = server.name
         self._batcher = Batcher(self._start)
-        self._reads = PostgresReads(server, shows_version=max_lag is not None)
-        self._standbys = None if max_lag is None else StandbyReads(server, self._reads, max_lag)
+        self.reads = PostgresReads(server, shows_version=max_lag is not None)
+        self._standbys = None if max_lag is None else StandbyReads(server, self.reads, max_lag)
         # Not this engine, whose reads wait for new watches to start: the watches read, too.
-        self._feed = ChangeFeed(self._reads, server.clock or server_clock)
+        self._feed = ChangeFeed(self.reads, server.clock or server_clock)
         self._listener = CommitListener(server, self._feed, self._batcher, server_clock.set)
         self._starter = WatchStarter(self._feed, self._counter, self._listener.start, server.patience)
-        self._writer = PostgresWriter(server, slot, server_clock, history, lambda: self._feed.has_watches)
+        self.writer = PostgresWriter(server, slot, server_clock, history, lambda: self._feed.has_watches)
         self._writing: asyncio.Task[Outcome] | None = None
 
     async def read(self, *asks: Ask) -> list[Any]:
@@ -94,8 +94,8 @@ class PostgresEngine(ClosableEngine):
         if self._standbys is not None:
             return await self._standbys.read(*asks)
         if len(asks) == 1 and type(asks[0]) is Get and not asks[0].include_expired:
-            return await self._reads.points.read(asks[0].space, (asks[0],))  # the hot path: one call less
-        return await self._reads.read(*asks)
+            return await self.reads.points.read(asks[0].space, (asks[0],))  # the hot path: one call less
+        return await self.reads.read(*asks)
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
         self.check_usable()
@@ -107,7 +107,7 @@ class PostgresEngine(ClosableEngine):
 
     def health(self) -> ServerHealth:
         answered = {} if self._standbys is None else self._standbys.answered
-        return self.server.hosts.health(answered, self._writer.unknown)
+        return self.server.hosts.health(answered, self.writer.unknown)
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         self.check_usable()
@@ -118,7 +118,7 @@ class PostgresEngine(ClosableEngine):
         return self._starter.follow(asks, since, woken)
 
     async def _counter(self) -> Start:
-        return Start(*await (self._standbys or self._reads).counter())
+        return Start(*await (self._standbys or self.reads).counter())
 
     def _start(self, group: list[Batch]) -> None:
         self._writing = asyncio.create_task(self._write(group, self._batcher.arrived_at), name="keyloft writer")
@@ -127,11 +127,11 @@ class PostgresEngine(ClosableEngine):
     async def _write(self, group: list[Batch], arrived: list[float]) -> Outcome:
         if self._starter.pending:  # here, and not in `commit`: so it holds for `submit`, and batches keep their order
             await self._starter.wait()
-        return await self._writer.commit(group, arrived)
+        return await self.writer.commit(group, arrived)
 
     def _finished(self, group: list[Batch], writing: asyncio.Task[Outcome]) -> None:
         # asyncio.run cancels all tasks at its end, this one included; callers and `aclose` still wait for a verdict.
-        outcome = self._writer.cancelled(group) if writing.cancelled() else writing.result()
+        outcome = self.writer.cancelled(group) if writing.cancelled() else writing.result()
         if self._standbys is not None:
             self._standbys.saw(outcome.version_after)
         self._feed.committed(outcome)
@@ -143,8 +143,8 @@ class PostgresEngine(ClosableEngine):
         self._feed.close()
         await self._starter.aclose()
         await self._listener.aclose()
-        await self._reads.aclose()
+        await self.reads.aclose()
         if self._standbys is not None:
             await self._standbys.aclose()
-        self._writer.slot.abandon()
+        self.writer.slot.abandon()
         await self.server.aclose()

@@ -22,6 +22,9 @@ class RememberedCounters:
         """How many groups are to be read, whatever is remembered."""
         self._next_groups_to_read = 1
 
+    def __len__(self) -> int:
+        return len(self._newer.keys() | self._older.keys())
+
     def find(self, addresses: Iterable[Address]) -> dict[Address, Record] | None:
         """What a group of these keys can be settled from; None if it is to be read."""
         if self._groups_to_read:

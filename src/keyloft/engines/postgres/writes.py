@@ -61,10 +61,11 @@ class PostgresWriter:
     ) -> None:
         self._server = server
         self.slot = slot
-        self._by_function = ByFunction(server, history, clock, wants_changes)
+        self.by_function = ByFunction(server, history, clock, wants_changes)
         self._by_locking = ByLocking(server, history)
         self._held_back = HeldBack()
-        self._attempt: CommitAttempt | None = None
+        self.attempt: CommitAttempt | None = None
+        """The one under way."""
         self._last_version = 0
         self._last_failure: DatabaseError | None = None
         self.unknown = 0
@@ -102,7 +103,7 @@ class PostgresWriter:
 
     def cancelled(self, group: list[Batch]) -> Outcome:
         """The outcome of a group whose commit was cancelled."""
-        is_unknown = self._attempt is not None and self._attempt.completed is not None
+        is_unknown = self.attempt is not None and self.attempt.completed is not None
         unsent = Unreachable(f"{self._server.name}: the event loop ended before a commit was sent; nothing was written")
         return failed(group, self._unknown() if is_unknown else unsent, self._last_version)
 
@@ -117,7 +118,7 @@ class PostgresWriter:
         except Exception as error:  # without a verdict, all callers would wait for ever
             self.slot.drop()
             failure = DatabaseError(f"{self._server.name}: a write failed unexpectedly: {type(error).__name__}")
-            if self._attempt is not None and self._attempt.completed is not None:
+            if self.attempt is not None and self.attempt.completed is not None:
                 failure = self._unknown()
             failure.__cause__ = error
         if is_locked(failure):
@@ -200,7 +201,7 @@ class PostgresWriter:
             if loop.time() >= deadline - reserve - self._server.lock_seconds:
                 waited = loop.time() - deadline + self._server.patience
                 raise self._server.unreachable(waited, failure or self._last_failure)
-            attempt = self._attempt = CommitAttempt(group)
+            attempt = self.attempt = CommitAttempt(group)
             way = self._way(lost)
             try:
                 async with asyncio.timeout_at(deadline - reserve):
@@ -245,7 +246,7 @@ class PostgresWriter:
     def _way(self, lost: int) -> CommitWay:
         if lost >= limits.POSTGRES_LOST_RACES or not self._server.has_function:
             return self._by_locking
-        return self._by_function
+        return self.by_function
 
     async def _after_lost_race(self, reason: LostRace, lost: int, group: list[Batch], *, waits: bool) -> None:
         """Pause before the next attempt.
@@ -317,7 +318,7 @@ class PostgresWriter:
 
     def _done(self, outcome: Outcome) -> Outcome:
         self._last_failure = None
-        self._attempt = None
+        self.attempt = None
         self._last_version = outcome.version_after
         return outcome
 

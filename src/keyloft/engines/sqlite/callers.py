@@ -57,7 +57,8 @@ class SyncTimes:
         return now - self._fast_at < limits.RECENT_SYNC_SECONDS and now - self._slow_at > limits.AFTER_SLOW_SYNC_SECONDS
 
 
-_devices: dict[int, SyncTimes] = {}
+devices: dict[int, SyncTimes] = {}
+"""By the number of a device, how long its syncs take."""
 
 
 def sync_times(path: str | None) -> SyncTimes:
@@ -68,4 +69,4 @@ def sync_times(path: str | None) -> SyncTimes:
         device = Path(path).stat().st_dev
     except OSError:  # a VFS of its own may keep the file elsewhere
         return SyncTimes()
-    return _devices.setdefault(device, SyncTimes())
+    return devices.setdefault(device, SyncTimes())

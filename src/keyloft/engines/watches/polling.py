@@ -30,7 +30,7 @@ class Poller:
         if self._job is not None:
             self._job.cancel()
 
-    def _goes_on(self) -> bool:
+    def goes_on(self) -> bool:
         """Whether there are watches; if not, the next one starts another job."""
         with self._feed.lock:
             if self._feed.has_watches:
@@ -39,7 +39,7 @@ class Poller:
             return False
 
     async def _poll(self) -> None:
-        while self._goes_on():
+        while self.goes_on():
             await self._feed.waiting.sleep(limits.WATCH_POLL_SECONDS)
             try:
                 version = self._read_version()

@@ -10,6 +10,7 @@ from typing import Any, Self, overload
 from keyloft.core.closing import SyncClosing
 from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import Driven, SyncList, plain_function
+from keyloft.core.engine import Engine
 from keyloft.core.keys import KeyLike, TupleKey, encode
 from keyloft.core.records import Get, Record, Space
 from keyloft.tuples.entries import Entry, entry_of
@@ -42,6 +43,11 @@ class SyncStore(SyncClosing, Driven[Store]):
     def close(self) -> None:
         """Finish the writes under way, end the watches and close the database. A second call does nothing."""
         close_store(self._inner, self._driver, self.loop_side)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine below, as `Store.engine`."""
+        return self._inner.engine
 
     def on_a_loop(self) -> "tuple[Store, LoopThread]":
         """The same database in an event loop, and what runs it: for locks and others with work in the background."""

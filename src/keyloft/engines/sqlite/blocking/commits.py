@@ -53,7 +53,8 @@ class CommitQueue:
         self._committed = committed
         self.finished: Callable[[], None] = lambda: None
         """Called after each group, by the thread that still has the connection."""
-        self._waiting: deque[WaitingBatch] = deque()
+        self.waiting: deque[WaitingBatch] = deque()
+        """Those of the next groups."""
         self.group: list[WaitingBatch] = []
         """It has batches while a thread commits; if no thread has the lock, one was interrupted."""
         self._is_committing = False
@@ -72,9 +73,9 @@ class CommitQueue:
         """
         self._shared.refuse_reentry()
         # While another thread has the connection, batches gather for the next group.
-        is_alone = not self._shared.is_in_use and not self._waiting
+        is_alone = not self._shared.is_in_use and not self.waiting
         if is_alone and (outcome := self._commit_alone(batch)) is not None:
-            if self._waiting:
+            if self.waiting:
                 self._hand_on()
             self._committed(outcome)
             [verdict] = outcome.verdicts
@@ -82,7 +83,7 @@ class CommitQueue:
             return verdict
         mine = WaitingBatch(batch)
         try:
-            self._waiting.append(mine)
+            self.waiting.append(mine)
             while mine.verdict is None:
                 if self._is_committing and mine.wait():
                     continue
@@ -105,7 +106,7 @@ class CommitQueue:
         """Commit a batch that no other waits with, which takes two thirds of the Python code; None if others came."""
         shared, writer = self._shared, self._writer
         with self._lock:
-            if self._waiting or self.group or self._is_closed:
+            if self.waiting or self.group or self._is_closed:
                 return None
             if shared.is_in_use:
                 self.clean()
@@ -129,7 +130,7 @@ class CommitQueue:
 
     def close(self) -> None:
         """Commit what waits, and refuse what comes later; its caller has the lock."""
-        while self._waiting or self.group:
+        while self.waiting or self.group:
             self._commit_next()
         self._is_closed = True
 
@@ -146,15 +147,15 @@ class CommitQueue:
             return
         self._writer.roll_back()
         for left in reversed(self.group):
-            if left in self._waiting:
-                self._waiting.remove(left)
+            if left in self.waiting:
+                self.waiting.remove(left)
             if left.verdict is None:
-                self._waiting.appendleft(left)
+                self.waiting.appendleft(left)
         self.group.clear()
 
     def _hand_on(self) -> None:
         """Let the thread whose batch waits longest commit the next group."""
-        for waiting in self._waiting.copy():
+        for waiting in self.waiting.copy():
             waiting.wake()
             if not waiting.is_withdrawn:
                 return
@@ -197,7 +198,7 @@ class CommitQueue:
     def _gather(self) -> None:
         """Move waiting batches into the group. Each is in one of the two at any time, if only for a moment in both."""
         operations = size = 0
-        waiting, group = self._waiting, self.group
+        waiting, group = self.waiting, self.group
         while waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             first = waiting[0]
             if first.verdict is None and not first.is_withdrawn:

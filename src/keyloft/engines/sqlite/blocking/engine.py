@@ -52,22 +52,21 @@ class BlockingSqliteEngine(ProcessBound):
         if file.read_only:
             file.check_schema()
         self.connection = file.open_reader() if file.read_only else file.open_writer()
-        """For tests: the writing connection."""
-        self._shared = SharedConnection(self.connection, file)
-        self._lock = self._shared.lock
+        """For tests, as `shared`, `queue`, `feed` and `poller`: the writing connection."""
+        self.shared = SharedConnection(self.connection, file)
         self._readers = ReaderPool(file)
         self._has_readers = not file.in_memory
         self._writer = SqliteWriter(file, clock, self.connection, history or KeptHistory())
         # The callers of this engine may wait: for other processes' locks, and for a large transaction's pages.
         self._writer.allow_spill(True)
         self.connection.set_busy_handler(self._writer.wait_for_lock)
-        self._queue = CommitQueue(self._writer, self._shared, self._committed)
-        self._housekeeping = Housekeeping(file, self._shared, self._queue)
-        self._queue.finished = self._housekeeping.committed
-        self._shared.view_began = self._housekeeping.wake
-        self._waiting = ThreadWaiting(self._shared.refuse_reentry)
-        self._feed = ChangeFeed(self, clock, self._waiting)
-        self._poller = Poller(self._feed, self._read_version)
+        self.queue = CommitQueue(self._writer, self.shared, self._committed)
+        self._housekeeping = Housekeeping(file, self.shared, self.queue)
+        self.queue.finished = self._housekeeping.committed
+        self.shared.view_began = self._housekeeping.wake
+        self._waiting = ThreadWaiting(self.shared.refuse_reentry)
+        self.feed = ChangeFeed(self, clock, self._waiting)
+        self.poller = Poller(self.feed, self._read_version)
         self._is_closed = False
 
     async def read(self, *asks: Ask) -> list[Any]:
@@ -75,7 +74,7 @@ class BlockingSqliteEngine(ProcessBound):
             raise Closed(self.refusal)
         if len(asks) == 1 and type(get := asks[0]) is Get:
             return [self.get(get)]
-        shared = self._shared
+        shared = self.shared
         if self._has_readers and (shared.is_in_use or any([type(a) is not Get and is_long_read(a) for a in asks])):
             return self._readers.read(asks, self._read_time())
         shared.refuse_reentry()
@@ -94,7 +93,7 @@ class BlockingSqliteEngine(ProcessBound):
         """The entry at a key: what `read` answers, without a coroutine, which takes as long as a third of a get."""
         if self.refusal is not None:
             raise Closed(self.refusal)
-        shared = self._shared
+        shared = self.shared
         if shared.is_in_use:
             if self._has_readers:
                 [record] = self._readers.read((ask,), self._read_time())
@@ -120,12 +119,12 @@ class BlockingSqliteEngine(ProcessBound):
         """Finish what an interrupted thread has left; this thread has the lock."""
         if self.refusal is not None:
             raise Closed(self.refusal)
-        self._queue.clean()
+        self.queue.clean()
 
     def _fail_read(self, error: BaseException) -> NoReturn:
         """End a read that raised an exception, also one of a signal's handler, and raise what its caller gets."""
         explained = self._file.explain(error, self.connection) if isinstance(error, apsw.Error) else None
-        self._shared.clean()
+        self.shared.clean()
         if explained is not None:
             raise explained from error
         raise error
@@ -146,21 +145,21 @@ class BlockingSqliteEngine(ProcessBound):
         if self._file.read_only:
             return opened_read_only(self._file.path)
         self._housekeeping.wake()
-        return self._queue.commit(batch)
+        return self.queue.commit(batch)
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         self._check_may_watch()
         # The lock: no commit is dispatched between the start of the watch and its registration.
-        with self._feed.lock:
-            watch = self._feed.watch(asks, since, self._start())
-        self._poller.start()
+        with self.feed.lock:
+            watch = self.feed.watch(asks, since, self._start())
+        self.poller.start()
         return watch
 
     def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
         self._check_may_watch()
-        with self._feed.lock:
-            watch = self._feed.follow(asks, since, woken, self._start())
-        self._poller.start()
+        with self.feed.lock:
+            watch = self.feed.follow(asks, since, woken, self._start())
+        self.poller.start()
         return watch
 
     def _check_may_watch(self) -> None:
@@ -182,19 +181,19 @@ class BlockingSqliteEngine(ProcessBound):
         """
         if self._is_closed or self.refusal not in (None, CLOSED):
             return  # after a fork: only the parent may close it
-        self._shared.refuse_reentry()
+        self.shared.refuse_reentry()
         self.refusal = CLOSED
         self._writer.give_up_soon()
-        with self._lock:
-            self._queue.close()
+        with self.shared.lock:
+            self.queue.close()
         self._waiting.end()
-        self._feed.close()
+        self.feed.close()
         self._housekeeping.stop()
         self._readers.close()
-        with self._lock:
+        with self.shared.lock:
             if not self._is_closed:
-                self._shared.end_view()
-                self._shared.is_in_use = True  # for ever
+                self.shared.end_view()
+                self.shared.is_in_use = True  # for ever
                 self._file.close(self.connection)
                 self._is_closed = True
 
@@ -202,7 +201,7 @@ class BlockingSqliteEngine(ProcessBound):
         return Start(self._read_version(), self._read_time())
 
     def _committed(self, outcome: Outcome) -> None:
-        self._feed.committed(outcome)
+        self.feed.committed(outcome)
 
     def _read_version(self) -> int:
         [version] = run_to_end(self.read(Latest()))
