@@ -106,12 +106,13 @@ def test_calls_beside_a_close_end_as_closed() -> None:
 
 
 class InterruptingClock(ManualClock):
-    """Reading it is like a signal: a handler runs on the caller's thread, in the middle of a call of the store."""
+    """Reading it is like a signal: a handler runs on the main thread, in the middle of a call of the store."""
 
     handler: Callable[[], object] | None = None
 
     def now(self) -> int:
-        if (handler := self.handler) is not None:
+        # Signals reach the main thread alone; watches read the clock on a thread of their own, too.
+        if threading.current_thread() is threading.main_thread() and (handler := self.handler) is not None:
             self.handler = None
             handler()
         return super().now()
