@@ -372,7 +372,7 @@ POSTGRES_SHARED_GETS: Final = 16
 POSTGRES_HEAD_BYTES: Final = 1024
 """A commit that needs to know of an entry reads its value, too, if it has at most this many bytes."""
 
-POSTGRES_REMEMBERED_COUNTERS: Final = 5_000
+POSTGRES_CACHED_COUNTERS: Final = 5_000
 """How many counters a process remembers as it has written them, so that it need not read them: about 2 MB."""
 
 POSTGRES_GROUPS_READ: Final = 256

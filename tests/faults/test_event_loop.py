@@ -14,10 +14,10 @@ from keyloft import ManualClock
 from keyloft.core.records import Batch, Committed, Get, Set, Space, Sum
 from keyloft.core.values import Encoding, unpack_counter
 from keyloft.engines.loop_iteration import LoopIteration
-from keyloft.engines.sqlite.callers import Callers, SyncTimes
 from keyloft.engines.sqlite.commits import CommitStep
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.lone_callers import LoneCallers, SyncTimes
 from keyloft.engines.sqlite.reads import View
 
 from .vfs import NotingVFS
@@ -98,7 +98,7 @@ def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def durability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Durability:
     """A group is committed on the thread, on the event loop by a lone caller, or there without a sync."""
     if request.param == "lone caller":
-        monkeypatch.setattr(Callers, "is_lone", lambda self, now: True)
+        monkeypatch.setattr(LoneCallers, "is_lone", lambda self, now: True)
         monkeypatch.setattr(SyncTimes, "expect_fast", lambda self, now: True)
     return "relaxed" if request.param == "relaxed" else "full"
 

@@ -10,10 +10,10 @@ import pytest
 
 import keyloft
 from keyloft.clock import SystemClock
-from keyloft.engines.sqlite import callers
-from keyloft.engines.sqlite.callers import Callers, SyncTimes
+from keyloft.engines.sqlite import lone_callers
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.lone_callers import LoneCallers, SyncTimes
 from keyloft.tuples.store import Store
 
 from .vfs import NotingVFS
@@ -36,7 +36,7 @@ class TimedDisk(NotingVFS):
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> TimedDisk:
-    monkeypatch.setattr(callers, "devices", {})
+    monkeypatch.setattr(lone_callers, "devices", {})
     # A busy machine is not a slow disk: what the tests call slow takes far longer.
     monkeypatch.setattr("keyloft.limits.FAST_SYNC_SECONDS", 0.1)
     monkeypatch.setattr("keyloft.limits.SLOW_SYNC_SECONDS", 0.2)
@@ -152,7 +152,7 @@ def test_calls_of_one_task_after_those_of_another_are_lone_once_the_others_are_o
     tasks = {"a": object(), "b": object(), "none": None}
     current = "a"
     monkeypatch.setattr(asyncio, "current_task", lambda: tasks[current])
-    calls = Callers()
+    calls = LoneCallers()
     for now, name in enumerate("aabab", 10):
         current = name
         calls.note(now / 100)

@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from keyloft import limits
 from keyloft.core.driving import iterate, run_to_end
-from keyloft.core.process import ProcessBound
+from keyloft.core.forks import ProcessBound
 from keyloft.core.waiting import ThreadEvent, ThreadWaiting
 from keyloft.errors import CLOSED, Closed, ReentrantCall
 

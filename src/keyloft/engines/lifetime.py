@@ -3,8 +3,8 @@
 import asyncio
 from abc import ABC, abstractmethod
 
+from keyloft.core.forks import ProcessBound
 from keyloft.core.health import ServerHealth
-from keyloft.core.process import ProcessBound
 from keyloft.errors import CLOSED, Closed, WrongLoop
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from keyloft.http import batches, info, kv, ofrep, operations, pages, ranges, service_watches, watch
+from keyloft.http import batches, info, kv, monitoring, ofrep, operations, ranges, service_watches, watch
 from keyloft.http.context import HttpContext
 from keyloft.http.openapi import document, routes_with_document
 from keyloft.http.origins import Origins
@@ -15,7 +15,7 @@ from keyloft.http.replies import AsgiReceive, AsgiScope, AsgiSend
 from keyloft.http.routing import ApiRoute, HttpEndpoint, RouteModule
 from keyloft.http.token_file import ValidTokens
 
-PUBLIC_MODULES: Final[tuple[RouteModule, ...]] = (pages.routes,)
+PUBLIC_MODULES: Final[tuple[RouteModule, ...]] = (monitoring.routes,)
 API_MODULES: Final[tuple[RouteModule, ...]] = (
     kv.routes,
     ranges.routes,

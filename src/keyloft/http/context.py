@@ -7,10 +7,10 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.errors import Busy, InvalidArgument, Unreachable
 from keyloft.http.failed_logins import FailedLogins
-from keyloft.http.handing_in import ServiceAccess
 from keyloft.http.origins import Origins
 from keyloft.http.problems import Problem
 from keyloft.http.replies import HttpReply
+from keyloft.http.service_access import ServiceAccess
 from keyloft.http.token_file import ValidTokens
 from keyloft.tuples.named import NamedEngine, check_name
 from keyloft.tuples.store import Store

@@ -16,12 +16,12 @@ from keyloft.errors import InvalidJson, InvalidKey, KeyloftError
 from keyloft.http import ofrep_schemas
 from keyloft.http.conditions import names_tag
 from keyloft.http.context import HttpContext
-from keyloft.http.handing_in import refusal_of, was_carried_out
 from keyloft.http.operations import SEMANTIC, OperationHandler, semantic_operations
 from keyloft.http.problems import Problem, problem_of
 from keyloft.http.replies import Headers, HttpReply
 from keyloft.http.requests import HttpRequest
 from keyloft.http.routing import ApiRoute, HttpHandler
+from keyloft.http.service_access import refusal_of, was_carried_out
 from keyloft.nats import payloads
 from keyloft.semantic import keys
 

@@ -11,12 +11,12 @@ from msgspec import Raw, Struct
 from keyloft import limits
 from keyloft.http import audit_log
 from keyloft.http.context import HttpContext
-from keyloft.http.handing_in import ServiceAccess, refusal_of, was_carried_out
 from keyloft.http.operation_schemas import described_operations
 from keyloft.http.problems import Problem
 from keyloft.http.replies import HttpReply
 from keyloft.http.requests import HttpRequest
 from keyloft.http.routing import ApiRoute
+from keyloft.http.service_access import ServiceAccess, refusal_of, was_carried_out
 from keyloft.http.tokens import AccessToken
 from keyloft.plugins.service import DatabaseService
 from keyloft.semantic.service import SemanticService

@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 from keyloft import errors, limits
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.messages import publish_requests
-from keyloft.nats.overtaken import is_overtaken
+from keyloft.nats.resending import is_overtaken
 
 _MANY: Final = b'{"parts":true,"requests":[%b]}'
 _PROBE: Final = _MANY % b""

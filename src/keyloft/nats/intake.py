@@ -1,6 +1,6 @@
 """Takes in the requests of a service: bounds in bytes, owners that take turns, order within an owner, deadlines.
 
-The path of a message: `receive` (`acceptance.py`) puts it into its owner's queue, or refuses it if the queue is full.
+The path of a message: `receive` (`admission.py`) puts it into its owner's queue, or refuses it if the queue is full.
 What arrives over HTTP takes the same path from `hand_in` on.
 Owners take turns (`turns.py`): an owner's messages are read, and what they ask for is begun. The reply goes to the
 outbox, and `end` makes room for the next request.
@@ -18,11 +18,11 @@ from nats.aio.client import Client as Nats
 from keyloft import limits
 from keyloft.core.engine import Engine, Verdict
 from keyloft.errors import Busy, InvalidSubject
-from keyloft.nats.acceptance import Acceptance
+from keyloft.nats.admission import Admission
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import NOT_CARRIED_OUT, Deadlines
+from keyloft.nats.direct_requests import DIRECT, WITHDRAWN
 from keyloft.nats.errors import wire_code
-from keyloft.nats.handed_in import HANDED_IN, WITHDRAWN
 from keyloft.nats.joint_reads import JointReads
 from keyloft.nats.many import TOO_FAST, Collectors
 from keyloft.nats.many_intake import ManyIntake
@@ -31,11 +31,11 @@ from keyloft.nats.outbox import BUSY, Outbox
 from keyloft.nats.owners import Owners
 from keyloft.nats.reporting import IntakeReporter, Route
 from keyloft.nats.requests import UNKNOWN_OPERATION, Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
+from keyloft.nats.scheduler import OwnerScheduler, steps
 from keyloft.nats.turn_reads import PendingReads, TurnReads
-from keyloft.nats.turns import Turns, steps
 
 
-class Intake(Acceptance, ManyIntake):
+class Intake(Admission, ManyIntake):
     """Takes in the requests of one service, carries them out on an engine, and answers them."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Intake(Acceptance, ManyIntake):
         self._most_requests, self._reserve = bounds.request_bytes, bounds.reserve_bytes
         self._most_replies = bounds.reply_bytes
         self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(nats, (*self._reserved, HANDED_IN), self._sent, self._refused_busy, reporter.unsent)
+        self._outbox = Outbox(nats, (*self._reserved, DIRECT), self._sent, self._refused_busy, reporter.unsent)
         self._owners = Owners(route, words, meters)
         self._without_room: dict[Owner, None] = {}
         """Owners whose next request waits until other owners' replies are sent."""
@@ -82,7 +82,7 @@ class Intake(Acceptance, ManyIntake):
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_reads = TurnReads(engine, self._answer, lambda: self.deadlines.stalled())
         self._joint_reads = JointReads(engine, self._turn_reads.make, self._answer, self._send_replies)
-        self._turns = Turns(nats, self._take_turn, self._can_go_on, self._end_turns)
+        self._turns = OwnerScheduler(nats, self._take_turn, self._can_go_on, self._end_turns)
         self.reads = self._turn_reads.under_way
         """The requests that wait for the database to read, by their tasks."""
         self._writes: list[Request] = []

@@ -11,12 +11,12 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import ChangeKind, Get, Key, Scan
 from keyloft.errors import HistoryGone, KeyloftError
+from keyloft.nats.change_reader import ChangeReader
 from keyloft.nats.events import EventMessage, encode
 from keyloft.nats.instance import PublishingInstance
 from keyloft.nats.intake import Intake
 from keyloft.nats.leases import Lease
 from keyloft.nats.requests import Call
-from keyloft.nats.taken_changes import TakenChanges
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Publication:
         self._sequence = 0
         self._is_queued = True  # until the first message is sent
         watched = watchable.asks(lease.names, lease.prefix, lease.keys)
-        self._changes = TakenChanges(engine.follow(*watched, woken=self._enqueue, since=lease.since), lease.since)
+        self._changes = ChangeReader(engine.follow(*watched, woken=self._enqueue, since=lease.since), lease.since)
         self._send([self._message(lease.since)])
         self._is_queued = False
         if self._changes.has_more:
@@ -134,7 +134,7 @@ class Publication:
 
     async def _publish_some(self) -> None:
         messages: list[EventMessage] = []
-        for change, may_continue in await self._changes.some():
+        for change, may_continue in await self._changes.next_changes():
             message = self._message(change.version)
             message.key = self._watchable.key(change.key)
             message.deleted = change.kind is not ChangeKind.PUT

@@ -20,8 +20,8 @@ from keyloft.errors import Busy, InvalidArgument, InvalidSubject, KeyloftError, 
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.connection import servers
+from keyloft.nats.direct_requests import DirectRequest
 from keyloft.nats.events import EVENTS, WATCH
-from keyloft.nats.handed_in import HandedIn
 from keyloft.nats.intake import Intake
 from keyloft.nats.messages import NatsConnection
 from keyloft.nats.meters import OTHER, ServiceMeters
@@ -165,7 +165,7 @@ class NatsService(AsyncClosing):
         data: bytes,
         answer: Callable[[bytes], None],
         stream: ServiceStream | None = None,
-    ) -> HandedIn:
+    ) -> DirectRequest:
         """Take in a request as if it had arrived over NATS: the same bounds, turns, order, deadline and counts.
 
         NATS may be away meanwhile.

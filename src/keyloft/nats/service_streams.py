@@ -13,12 +13,12 @@ from keyloft.core.engine import Engine
 from keyloft.core.records import ChangeKind, Changes, Latest, LoggedChange, LogPosition
 from keyloft.errors import HistoryGone, InvalidArgument, KeyloftError, QuotaExceeded
 from keyloft.nats import payloads
+from keyloft.nats.change_reader import ChangeReader
 from keyloft.nats.events import WATCH, Event
+from keyloft.nats.internal_requests import InternalRequests
 from keyloft.nats.leases import watched_bytes
-from keyloft.nats.owner_work import OwnerWork
 from keyloft.nats.publications import Watchable
 from keyloft.nats.requests import Call
-from keyloft.nats.taken_changes import TakenChanges
 from keyloft.nats.watch_operation import WatchRequest, read_watch
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class StreamedEvent(Struct, frozen=True, gc=False):
 class ServiceStreams:
     """The streams of one service, and their bounds."""
 
-    def __init__(self, engine: Engine, intake: OwnerWork, watchable: Watchable) -> None:
+    def __init__(self, engine: Engine, intake: InternalRequests, watchable: Watchable) -> None:
         """Args:
         engine: Has the change log.
         intake: Lets the events of a stream take turns with the requests of their owner.
@@ -93,7 +93,7 @@ class ServiceStream(Call):
     def __init__(self, streams: ServiceStreams) -> None:
         self._streams = streams
         self._wanted: WatchRequest | None = None
-        self._changes: TakenChanges | None = None
+        self._changes: ChangeReader | None = None
         self._woken = asyncio.Event()
         self._has_ended = False
 
@@ -120,7 +120,7 @@ class ServiceStream(Call):
             asks = streams.watchable.asks(content.names, content.prefix, content.keys)
             self._wanted = content
             streams.add(self, streams.watchable.owner(content.names), content.keys)
-            self._changes = TakenChanges(streams.engine.follow(*asks, woken=self._woken.set, since=since), since)
+            self._changes = ChangeReader(streams.engine.follow(*asks, woken=self._woken.set, since=since), since)
             if self._changes.has_more:
                 self._woken.set()
         return payloads.to_json({"success": True, "version": since}), None
@@ -183,13 +183,13 @@ class TakingTurn:
 
     __slots__ = ("_changes", "taken")
 
-    def __init__(self, changes: TakenChanges) -> None:
+    def __init__(self, changes: ChangeReader) -> None:
         self._changes = changes
         self.taken: asyncio.Future[list[tuple[LoggedChange, bool]]] = asyncio.get_running_loop().create_future()
 
     async def in_turn(self) -> None:
         try:
-            changes = await self._changes.some()
+            changes = await self._changes.next_changes()
         except Exception as error:
             if not self.taken.done():
                 self.taken.set_exception(error)

@@ -7,7 +7,7 @@ from typing import Any
 from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.nats.requests import Owner, Request
-from keyloft.nats.turns import steps
+from keyloft.nats.scheduler import steps
 
 
 class PendingReads(list[Request]):

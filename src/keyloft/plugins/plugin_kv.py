@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 import msgspec
 
 from keyloft import limits
-from keyloft.core.attempts import pause_after
+from keyloft.core.backoff import back_off
 from keyloft.errors import InvalidArgument, VersionConflict
 from keyloft.nats.payloads import to_json
 from keyloft.nats.remote_watch import RemoteWatch
@@ -182,7 +182,7 @@ class PluginKV:
             except VersionConflict:
                 if attempt + 1 == limits.UPDATE_ATTEMPTS:
                     raise
-                await pause_after(attempt)
+                await back_off(attempt)
             else:
                 break
         return value

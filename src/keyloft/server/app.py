@@ -24,8 +24,8 @@ from keyloft.errors import (
     NotPermitted,
     Unanswered,
 )
+from keyloft.http.monitoring import CLOSE, unavailable
 from keyloft.http.page.service import NatsState
-from keyloft.http.pages import CLOSE, unavailable
 from keyloft.http.replies import TEXT_TYPE, HttpReply
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import cancel, connect

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from keyloft import limits
 from keyloft.core import keys
-from keyloft.core.attempts import pause_after
+from keyloft.core.backoff import back_off
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Check, Committed, Delete, Get, Record, Set, Space
 from keyloft.errors import VersionConflict
@@ -25,7 +25,7 @@ async def change(engine: Engine, key: bytes, decide: Decide) -> tuple[Record | N
     """
     for attempt in range(limits.UPDATE_ATTEMPTS):
         if attempt:
-            await pause_after(attempt - 1)
+            await back_off(attempt - 1)
         [record] = await engine.read(Get(Space.TUPLES, key))
         mutation = await decide(record)
         if mutation is None:

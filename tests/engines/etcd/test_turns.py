@@ -15,8 +15,8 @@ from keyloft.engines import open_engine
 from keyloft.engines.etcd import layout, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.layout import StoreState
-from keyloft.engines.etcd.turns import WriterTurns
 from keyloft.engines.etcd.views import RevisionViews
+from keyloft.engines.etcd.writer_turns import WriterTurns
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.health import HostHealth, ServerHealth
-from keyloft.http.page import shown
+from keyloft.http.page import formatting
 from keyloft.http.page.overview import OverviewViews
 from keyloft.http.page.plugin_views import stored_plugins
 from keyloft.http.page.rendering import PageRenderer
@@ -19,7 +19,7 @@ from keyloft.http.page.sampling import RateSampler, quantile
 from keyloft.http.page.service import ShownSetting
 from keyloft.http.page.sessions import PageSession
 from keyloft.http.page.values import show
-from keyloft.http.page.visits import Visit
+from keyloft.http.page.views import Visit
 from keyloft.http.requests import HttpRequest
 from keyloft.http.tokens import PUBLIC, admin_token
 from keyloft.semantic import Semantics
@@ -268,19 +268,19 @@ async def test_the_overview_shows_rates_and_charts() -> None:
 )  # fmt: skip
 def test_times_are_relative_with_the_exact_one_beside(seconds: float, text: str) -> None:
     now = datetime(2026, 11, 17, 12, tzinfo=UTC)
-    html = shown.when(now + timedelta(seconds=seconds), now)
+    html = formatting.when(now + timedelta(seconds=seconds), now)
     assert html.endswith(f">{text}</time>")
     assert "UTC" in html
-    assert shown.when(None) == "–"
-    assert str(shown.when(2**62)).startswith('<time datetime="9999-')
+    assert formatting.when(None) == "–"
+    assert str(formatting.when(2**62)).startswith('<time datetime="9999-')
 
 
 def test_numbers_have_units() -> None:
-    assert [shown.size(number) for number in (0, 1, 999, 1500, 2_500_000, 7 * 10**9, 3 * 10**13)] == [
+    assert [formatting.size(number) for number in (0, 1, 999, 1500, 2_500_000, 7 * 10**9, 3 * 10**13)] == [
         "0 bytes", "1 byte", "999 bytes", "1.5 kB", "2.5 MB", "7 GB", "30 TB"
     ]  # fmt: skip
-    assert [shown.duration(number) for number in (0.00002, 0.0123, 2.5)] == ["20 µs", "12.3 ms", "2.5 s"]
-    assert [shown.rate(number) for number in (0.0, 0.25, 1234.5, None)] == ["0 /s", "0.25 /s", "1,234 /s", "–"]
+    assert [formatting.duration(number) for number in (0.00002, 0.0123, 2.5)] == ["20 µs", "12.3 ms", "2.5 s"]
+    assert [formatting.rate(number) for number in (0.0, 0.25, 1234.5, None)] == ["0 /s", "0.25 /s", "1,234 /s", "–"]
 
 
 def test_a_latency_is_read_from_what_a_histogram_counted_meanwhile() -> None:

@@ -17,7 +17,7 @@ from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.following import CounterFollower
 from keyloft.engines.etcd.reads import EtcdReads
-from keyloft.engines.etcd.set_up import make_store
+from keyloft.engines.etcd.setup import make_store
 from keyloft.engines.etcd.views import RevisionViews
 from keyloft.engines.etcd.writes import EtcdWriter
 from keyloft.engines.lifetime import ClosableEngine

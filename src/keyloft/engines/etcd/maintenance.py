@@ -11,7 +11,7 @@ from keyloft.core.maintenance import Existing, Facts, Loaded, Progress, Snapshot
 from keyloft.core.records import Record, Space
 from keyloft.core.slices import by_weight
 from keyloft.engines import change_log, loading
-from keyloft.engines.etcd import large_values, messages, set_up, transactions
+from keyloft.engines.etcd import large_values, messages, setup, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.errors import Failure, explain, is_compacted
 from keyloft.engines.etcd.layout import FORMAT, KeyLayout, generation_of, raw, store_prefix
@@ -41,7 +41,7 @@ class EtcdMaintenance:
         """
         views = RevisionViews(cluster)
         try:
-            await (set_up.make_store if make else set_up.check_store)(views)
+            await (setup.make_store if make else setup.check_store)(views)
         except BaseException:
             await cluster.aclose()
             raise

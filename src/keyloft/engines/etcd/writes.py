@@ -27,10 +27,10 @@ from keyloft.engines.etcd import errors, layout, log, scans, transactions
 from keyloft.engines.etcd.drafts import CommitDraft, StoredChunks
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoredRow
-from keyloft.engines.etcd.remembered import RememberedRows
+from keyloft.engines.etcd.row_cache import RowCache
 from keyloft.engines.etcd.transactions import OPERATION_BYTES
-from keyloft.engines.etcd.turns import WriterTurns
 from keyloft.engines.etcd.views import RevisionView, RevisionViews
+from keyloft.engines.etcd.writer_turns import WriterTurns
 from keyloft.errors import CommitUnknown, DatabaseError, KeyloftError
 
 
@@ -65,7 +65,7 @@ class EtcdWriter:
         self._cluster = views.cluster
         self._history = history
         self._turns = WriterTurns(views)
-        self._remembered = RememberedRows()
+        self._cache = RowCache()
         self._loop = asyncio.get_running_loop()
         self._last_version = 0
         self._trimming: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class EtcdWriter:
         first = 0
         for some in by_weight(group, _weight, 1):
             try:
-                commit = _Commit(self._views, self._turns, self._remembered, some, arrived[first])
+                commit = _Commit(self._views, self._turns, self._cache, some, arrived[first])
                 outcomes.append(await commit.run())
             except DatabaseError as error:
                 outcomes.append(failed(some, error, self._last_version))
@@ -129,13 +129,13 @@ class _Commit:
         self,
         views: RevisionViews,
         turns: WriterTurns,
-        remembered: RememberedRows,
+        cache: RowCache,
         group: Sequence[Batch],
         arrived: float,
     ) -> None:
         self._views = views
         self._turns = turns
-        self._remembered = remembered
+        self._cache = cache
         self._cluster = views.cluster
         self._group = group
         self._arrived = arrived
@@ -202,7 +202,7 @@ class _Commit:
         """What decides a group of sets, if no other process writes; None if it is to be read."""
         if self._needs or not self._turns.is_alone:
             return None
-        found = self._remembered.find(self._addresses, self._arrived)
+        found = self._cache.find(self._addresses, self._arrived)
         return None if found is None else _DecidingRows(*found)
 
     async def _load(self) -> tuple[_DecidingRows | None, _Try | None]:
@@ -229,7 +229,7 @@ class _Commit:
         stored += await view.gets([view.keys.data(*address) for address in self._addresses[len(some) :]])
         loaded = self._rows(view, stored)
         if not self._needs:
-            self._remembered.read(loaded.rows)
+            self._cache.read(loaded.rows)
         return loaded, None
 
     def _rows(self, view: RevisionView, stored: Sequence[Any]) -> _DecidingRows:
@@ -305,12 +305,12 @@ class _Commit:
         self._lost.remove(attempt)
         if response.succeeded:
             self._turns.committed(counter.turn_left)
-            self._remembered.committed(view, counter, response.header.revision, draft.rows())
+            self._cache.committed(view, counter, response.header.revision, draft.rows())
             if loaded.absent:
-                self._remembered.confirm()
+                self._cache.confirm()
             return attempt, None
         if loaded.absent:
-            self._remembered.refute()
+            self._cache.refute()
         if not reload:
             self._races += 1
             return None, None

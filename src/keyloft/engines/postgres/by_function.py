@@ -2,7 +2,7 @@
 
 Reads what decides something, without a lock, settles the group, and calls the function that compares and writes. A
 group of plain sets depends on nothing that is stored, so the call is its only round trip. The same holds for a group
-that adds to counters which this process remembers (`remembered.py`).
+that adds to counters which this process has in its cache (`counter_cache.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,10 +21,10 @@ from keyloft.engines.commit.settle import deciding, unread, with_values
 from keyloft.engines.postgres import function, pooled_call
 from keyloft.engines.postgres.attempts import Attempted, CommitAttempt, LostRace, by_space, clock_set_back, load_values
 from keyloft.engines.postgres.connections import SNAPSHOT, Slot, Transaction
+from keyloft.engines.postgres.counter_cache import CounterCache
 from keyloft.engines.postgres.drafts import Arrays, Draft, integers, settled_draft
 from keyloft.engines.postgres.function import ARGUMENTS, SPACES
 from keyloft.engines.postgres.log import READ_VERSION
-from keyloft.engines.postgres.remembered import RememberedCounters
 from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.tables import LAYOUTS
 
@@ -42,7 +42,7 @@ class ByFunction:
         self._wants_changes = wants_changes
         self._last_at = 0
         """The time of the last commit, as far as known; none is before it."""
-        self.remembered = RememberedCounters()
+        self.counters = CounterCache()
         self._calls: dict[tuple[str, ...], str] = {}
         """By the names of their arguments, the statements that call the function."""
 
@@ -53,15 +53,15 @@ class ByFunction:
         if not wanted:
             draft = settled_draft(group, {}, wanted, {}, self._estimated_now())
         elif _can_omit_version(group, wanted):
-            if (known := self.remembered.find(wanted)) is not None:
+            if (known := self.counters.find(wanted)) is not None:
                 draft = settled_draft(group, known, wanted, {}, self._estimated_now())
                 if draft.versions:
                     attempted = await self._commit(slot, attempt, draft)
                     if isinstance(attempted, Outcome):
-                        self.remembered.confirm()
+                        self.counters.confirm()
                     if attempted is not LostRace.CHANGED:
                         return attempted
-                    self.remembered.refute(wanted)
+                    self.counters.refute(wanted)
                     attempt.completed = None
             if (found := await self._read(slot, wanted)) is None:
                 return LostRace.CHANGED
@@ -97,7 +97,7 @@ class ByFunction:
                 self._server.note_wrong_isolation()
                 return LostRace.REFUSED
         self._note_time(now)
-        self.remembered.note(draft, base, now)
+        self.counters.note(draft, base, now)
         return self._outcome(draft, base, now)
 
     def _estimated_now(self) -> int:

@@ -30,7 +30,7 @@ from keyloft.engines.postgres.errors import (
     is_stale,
     is_too_slow,
 )
-from keyloft.engines.postgres.held_back import HeldBack, addresses_of, spaces_of
+from keyloft.engines.postgres.locked_rows import LockedRows, addresses_of, spaces_of
 from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.tables import LAYOUTS
 from keyloft.errors import Busy, ClockSetBack, CommitUnknown, DatabaseError, DiskFull, ReadOnly, Unreachable
@@ -63,7 +63,7 @@ class PostgresWriter:
         self.slot = slot
         self.by_function = ByFunction(server, history, clock, wants_changes)
         self._by_locking = ByLocking(server, history)
-        self._held_back = HeldBack()
+        self._locked_rows = LockedRows()
         self.attempt: CommitAttempt | None = None
         """The one under way."""
         self._last_version = 0
@@ -73,9 +73,9 @@ class PostgresWriter:
 
     async def commit(self, group: list[Batch], arrived: Sequence[float]) -> Outcome:
         """Decide a group, whose batches arrived at these times of the event loop, in their order; never raises."""
-        waits = self._held_back.waits(group)
+        waits = self._locked_rows.waits(group)
         if not any(waits):
-            self._held_back.forget()
+            self._locked_rows.forget()
             return await self._decide(group, arrived)
         free = [at for at, waiting in enumerate(waits) if not waiting]
         rest = [at for at, waiting in enumerate(waits) if waiting]
@@ -85,7 +85,7 @@ class PostgresWriter:
         held, moments = [group[at] for at in rest], [arrived[at] for at in rest]
         # Those held back may share keys with a batch of this group that has to wait, too, and came before them.
         is_next = not any([verdict is None for outcome in outcomes for verdict in outcome.verdicts])
-        if is_next and self._held_back.is_due:
+        if is_next and self._locked_rows.is_due:
             outcomes.append(await self._try_again(held, moments))
         else:
             if not free:
@@ -95,8 +95,8 @@ class PostgresWriter:
 
     async def _try_again(self, group: list[Batch], arrived: Sequence[float]) -> Outcome:
         """Decide batches that were held back, but for those whose tables are still locked."""
-        locked = await self._find_locked_tables(self._held_back.spaces)
-        self._held_back.release()
+        locked = await self._find_locked_tables(self._locked_rows.spaces)
+        self._locked_rows.release()
         if locked:
             return await self._without_locked(group, arrived, spaces=locked)
         return await self._decide(group, arrived, waits=True)
@@ -127,7 +127,7 @@ class PostgresWriter:
                 return await self._without_locked(group, arrived, spaces=tables)
             if len(group) > 1:
                 return await self._decide_each(group, arrived)
-            self._held_back.hold(addresses_of(group[0]))
+            self._locked_rows.hold(addresses_of(group[0]))
             return self._later(arrived)
         if isinstance(failure, _TIMED_OUT) and not (is_too_slow(failure) and len(group) > 1):
             # The first has waited long enough; those that arrived later have time left, and join the next group.
@@ -148,8 +148,8 @@ class PostgresWriter:
         spaces: Iterable[Space] = (),
     ) -> Outcome:
         """Hold the batches back that meet locked rows or tables, and decide the others."""
-        self._held_back.hold(rows, spaces)
-        waits = self._held_back.waits(group)
+        self._locked_rows.hold(rows, spaces)
+        waits = self._locked_rows.waits(group)
         rest = [at for at, waiting in enumerate(waits) if waiting]
         free = [at for at, waiting in enumerate(waits) if not waiting]
         outcomes = [self._later([arrived[at] for at in rest])]
@@ -162,8 +162,8 @@ class PostgresWriter:
         outcomes: list[Outcome] = []
         locked = 0
         for batch, moment in zip(group, arrived, strict=True):
-            if self._held_back.waits([batch])[0]:
-                self._held_back.hold(addresses_of(batch))
+            if self._locked_rows.waits([batch])[0]:
+                self._locked_rows.hold(addresses_of(batch))
                 outcomes.append(self._later([moment]))
                 continue
             if locked > 1:
@@ -171,7 +171,7 @@ class PostgresWriter:
                 outcomes.append(self._later([moment]))
                 continue
             outcomes.append(await self._decide([batch], [moment]))
-            locked = locked + 1 if self._held_back.waits([batch])[0] else 0
+            locked = locked + 1 if self._locked_rows.waits([batch])[0] else 0
         return joined(outcomes)
 
     def _later(self, moments: Sequence[float]) -> Outcome:

@@ -8,9 +8,9 @@ from time import monotonic
 from keyloft import limits
 from keyloft.core.records import Batch
 from keyloft.engines.commit.outcomes import Outcome
-from keyloft.engines.sqlite.callers import Callers
 from keyloft.engines.sqlite.connection import WritingConnection
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.lone_callers import LoneCallers
 from keyloft.engines.sqlite.wal import WriteAheadLog
 from keyloft.engines.sqlite.writes import SqliteWriter
 
@@ -43,10 +43,10 @@ class SqliteCommits:
         self._wal = wal
         self._finished = finished
         self._go_on = go_on
-        self.callers: Callers | None = None
+        self.callers: LoneCallers | None = None
         """Who calls the engine; None if that makes no difference."""
         if file.sync == "auto" and self._is_durable and not self._in_memory:
-            self.callers = Callers()
+            self.callers = LoneCallers()
         self.before_step: Callable[[CommitStep], None] = lambda step: None
         """For tests: called before each step of a group; what it raises is as if a signal's handler had raised it."""
 

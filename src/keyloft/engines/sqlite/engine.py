@@ -21,11 +21,11 @@ from keyloft.engines.commit.batcher import Batcher, GroupPace
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.loop_iteration import LoopIteration
-from keyloft.engines.sqlite.callers import Callers
 from keyloft.engines.sqlite.commits import SqliteCommits
 from keyloft.engines.sqlite.connection import WritingConnection
 from keyloft.engines.sqlite.errors import opened_read_only
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.lone_callers import LoneCallers
 from keyloft.engines.sqlite.reads import LongReader, View, answer, point, points, read_version
 from keyloft.engines.sqlite.wal import WriteAheadLog
 from keyloft.engines.sqlite.worker import Worker
@@ -147,7 +147,7 @@ class SqliteEngine(ClosableEngine):
             self._note_caller(self._callers)
         return self._batcher.submit(batch, done)
 
-    def _note_caller(self, callers: Callers) -> None:
+    def _note_caller(self, callers: LoneCallers) -> None:
         if self._batcher.is_empty:
             callers.note(monotonic())
         else:

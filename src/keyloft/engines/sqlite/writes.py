@@ -41,9 +41,9 @@ from keyloft.engines.commit.settle import (
     unread,
     with_values,
 )
-from keyloft.engines.sqlite.callers import sync_times
 from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
+from keyloft.engines.sqlite.lone_callers import sync_times
 from keyloft.engines.sqlite.reads import head, heads, last_logged, point, points
 from keyloft.engines.sqlite.rows import put, put_rows, remove_large
 from keyloft.engines.sqlite.tables import LAYOUTS, LOG, SECOND_LOGGED, TRIM_LOG

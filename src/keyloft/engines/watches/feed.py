@@ -16,7 +16,7 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.clock import Clock, Timer
 from keyloft.core.engine import Reader
-from keyloft.core.process import ProcessBound
+from keyloft.core.forks import ProcessBound
 from keyloft.core.records import (
     Change,
     ChangeKind,

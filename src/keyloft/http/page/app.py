@@ -20,7 +20,7 @@ from keyloft.http.page.sampling import RateSampler
 from keyloft.http.page.service import ServiceParts
 from keyloft.http.page.sessions import PageSession, SessionTable
 from keyloft.http.page.tuple_views import TupleViews
-from keyloft.http.page.visits import HOME, PageRoute, PageView, Visit, redirect
+from keyloft.http.page.views import HOME, PageRoute, PageView, Visit, redirect
 from keyloft.http.page.workflow_actions import WorkflowActions
 from keyloft.http.problems import Problem, is_unexpected, no_such_path, problem_of
 from keyloft.http.replies import AsgiReceive, AsgiScope, AsgiSend, HttpReply

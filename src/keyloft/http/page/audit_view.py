@@ -8,7 +8,7 @@ from keyloft.errors import InvalidArgument
 from keyloft.http.page.filtering import fitting
 from keyloft.http.page.project_views import about_project, opened
 from keyloft.http.page.service import ServiceParts
-from keyloft.http.page.visits import PageRoute, PageView, Visit
+from keyloft.http.page.views import PageRoute, PageView, Visit
 from keyloft.semantic.audit import POSITION_BYTES, AuditRecord
 from keyloft.semantic.keys import path_of
 

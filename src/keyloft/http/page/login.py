@@ -11,7 +11,7 @@ from keyloft.errors import NotPermitted
 from keyloft.http.context import HttpContext
 from keyloft.http.page.rendering import PageRenderer
 from keyloft.http.page.sessions import SessionTable
-from keyloft.http.page.visits import HOME, PageView, Visit, read_fields, redirect, url
+from keyloft.http.page.views import HOME, PageView, Visit, read_fields, redirect, url
 from keyloft.http.problems import Problem
 from keyloft.http.replies import HttpReply
 from keyloft.http.requests import HttpRequest

@@ -9,7 +9,7 @@ from keyloft.core.records import Latest, StoreId
 from keyloft.http.context import HttpContext
 from keyloft.http.page.sampling import InterfaceSample, RateSampler, ServiceSample, recent
 from keyloft.http.page.service import ServiceParts
-from keyloft.http.page.visits import PageRoute, PageView, Visit
+from keyloft.http.page.views import PageRoute, PageView, Visit
 
 
 class OverviewViews:

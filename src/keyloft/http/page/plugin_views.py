@@ -13,7 +13,7 @@ from keyloft.http.context import HttpContext
 from keyloft.http.page.sampling import RateSampler, requests_of
 from keyloft.http.page.service import ServiceParts
 from keyloft.http.page.values import show
-from keyloft.http.page.visits import PageRoute, PageView, Visit
+from keyloft.http.page.views import PageRoute, PageView, Visit
 from keyloft.http.tokens import ANY
 from keyloft.nats.meters import OTHER
 from keyloft.plugins import rules

@@ -15,7 +15,7 @@ from keyloft.http.context import HttpContext
 from keyloft.http.page.filtering import fitting
 from keyloft.http.page.service import ServiceParts
 from keyloft.http.page.values import show
-from keyloft.http.page.visits import PageRoute, PageView, Visit
+from keyloft.http.page.views import PageRoute, PageView, Visit
 from keyloft.http.problems import Problem
 from keyloft.http.tokens import ANY
 from keyloft.semantic import keys

@@ -8,9 +8,9 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import keyloft
-from keyloft.http.page import shown
+from keyloft.http.page import formatting
 from keyloft.http.page.charts import chart
-from keyloft.http.page.visits import PageView, Visit, url
+from keyloft.http.page.views import PageView, Visit, url
 from keyloft.http.problems import no_such_path
 from keyloft.http.replies import AsgiSend, Headers, HttpReply
 
@@ -63,7 +63,11 @@ class PageRenderer:
             auto_reload=False,
         )
         self._templates.filters.update(
-            count=shown.count, size=shown.size, rate=shown.rate, duration=shown.duration, when=shown.when
+            count=formatting.count,
+            size=formatting.size,
+            rate=formatting.rate,
+            duration=formatting.duration,
+            when=formatting.when,
         )
         self._templates.globals.update(url=url, chart=chart, static=self._static_url, version=keyloft.__version__)
 

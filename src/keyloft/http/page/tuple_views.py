@@ -13,7 +13,7 @@ from keyloft.core.records import Get, Page, Record, Scan, Space
 from keyloft.errors import InvalidKey, NotPermitted
 from keyloft.http.context import HttpContext
 from keyloft.http.page.values import kind_of, show
-from keyloft.http.page.visits import PageRoute, PageView, Visit
+from keyloft.http.page.views import PageRoute, PageView, Visit
 from keyloft.http.tokens import ANY
 from keyloft.http.wire import read_key
 from keyloft.tuples.children import Children

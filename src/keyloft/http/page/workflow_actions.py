@@ -8,7 +8,7 @@ from typing import Any, Final
 from keyloft.errors import InvalidArgument, StaleFence
 from keyloft.http.page.project_views import FLAG_PREFIX, about_project, opened
 from keyloft.http.page.service import ServiceParts
-from keyloft.http.page.visits import PageRoute, PageView, Visit, redirect, url
+from keyloft.http.page.views import PageRoute, PageView, Visit, redirect, url
 from keyloft.http.problems import Problem
 from keyloft.http.replies import HttpReply
 from keyloft.semantic import keys

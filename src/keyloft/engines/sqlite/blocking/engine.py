@@ -13,7 +13,7 @@ import apsw
 from keyloft.clock import Clock, SystemClock
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
-from keyloft.core.process import ProcessBound
+from keyloft.core.forks import ProcessBound
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Latest, Record, Scan
 from keyloft.core.waiting import ThreadWaiting
 from keyloft.engines.change_log import KeptHistory

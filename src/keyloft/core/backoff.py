@@ -1,4 +1,4 @@
-"""What happens between two attempts at an update that others were faster with."""
+"""Backs off between two attempts at an update that lost a race."""
 
 import random
 
@@ -6,8 +6,8 @@ from keyloft import limits
 from keyloft.core.driving import pause
 
 
-async def pause_after(attempt: int) -> None:
-    """Wait for a random time, which grows with the number of failed attempts: callers that met must part.
+async def back_off(attempt: int) -> None:
+    """Wait for a random time, which grows with the number of failed attempts: so that callers that collided part.
 
     Args:
         attempt: The number of the attempt that failed; the first one is 0.

@@ -1,4 +1,4 @@
-"""Lets other parts of a service work in an owner's turns, as if it had sent a request: events of watches."""
+"""Queues internal requests, such as events of watches to be published, as if their owner had sent them."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -9,14 +9,14 @@ from keyloft import limits
 from keyloft.nats.outbox import Outbox
 from keyloft.nats.owners import Owners
 from keyloft.nats.requests import Call, Owner, Request
-from keyloft.nats.turns import Turns
+from keyloft.nats.scheduler import OwnerScheduler
 
 
-class OwnerWork:
-    """The part of an intake that knows its owners, and lets other parts of the service work in their turns."""
+class InternalRequests:
+    """The part of an intake that knows its owners, and takes internal requests in their names."""
 
     _owners: Owners
-    _turns: Turns
+    _turns: OwnerScheduler
     _outbox: Outbox
     _request_bytes: int
     _reply_bytes: int

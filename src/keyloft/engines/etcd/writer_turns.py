@@ -1,4 +1,4 @@
-"""Lets processes that write at the same time take turns, so that few of their commits lose a race.
+"""Divides time among the processes that write, so that few of their commits lose a race.
 
 A commit that loses costs etcd as much as one that wins. So a process with rivals commits for some milliseconds, writes
 into the version counter how much of its turn is left, and then gives way. The others wait for so long. Only speed

@@ -1,7 +1,7 @@
-"""Remembers the rows that this process has written last: a group that sets them need not be read before it is written.
+"""Caches the rows that this process has written last: a group that sets them need not be read before it is written.
 
 As long as the version counter is as the last own commit has left it, no one else has written. The next commit compares
-that. Keys that are not remembered are guessed to be absent, and each is compared, too. If a comparison fails, nothing
+that. Keys that are not in the cache are guessed to be absent, and each is compared, too. If a comparison fails, nothing
 is written, and the reply brings what would have been read. Such a transaction costs as much as a commit, so wrong
 guesses make later ones rarer.
 """
@@ -16,7 +16,7 @@ from keyloft.engines.etcd.layout import StoredRow, StoreState
 from keyloft.engines.etcd.views import RevisionView
 
 
-class RememberedRows:
+class RowCache:
     """The store as the last own commit has left it, and rows in it without their values.
 
     There are two generations of them: the older one is forgotten when the newer one is full.
@@ -27,7 +27,7 @@ class RememberedRows:
         self._newer: dict[Address, StoredRow] = {}
         self._older: dict[Address, StoredRow] = {}
         self._groups_to_read = 0
-        """How many groups with keys that are not remembered are to be read."""
+        """How many groups with keys that are not in the cache are to be read."""
         self._next_groups_to_read = 1
 
     def find(

@@ -1,4 +1,4 @@
-"""One request for a view of the admin page, and what a view answers."""
+"""What a view of the admin page is given, and what it returns: a visit, a template, a route."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
@@ -29,7 +29,7 @@ class PageView(Struct, frozen=True, kw_only=True):
 
 
 class Visit:
-    """A request, the session that it belongs to, and the fields of its form."""
+    """One HTTP request for a view: with the session that it belongs to, and the fields of its form."""
 
     def __init__(self, request: HttpRequest, session: PageSession, *, is_read_only: bool) -> None:
         self.request = request

@@ -1,4 +1,4 @@
-"""Keeps batches that wait for a locked row or table apart from all others, and in their order."""
+"""Knows which rows and tables are locked: batches that need them wait, in their order, and all others go on."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from keyloft import limits
 from keyloft.core.records import Address, Batch, Space
 
 
-class HeldBack:
+class LockedRows:
     """The keys and spaces whose rows and tables other clients have locked, and when to try them again."""
 
     def __init__(self) -> None:

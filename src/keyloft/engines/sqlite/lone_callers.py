@@ -6,7 +6,7 @@ from pathlib import Path
 from keyloft import limits
 
 
-class Callers:
+class LoneCallers:
     """Which task calls an engine, and when another one last did."""
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
-"""Takes the changes of a watch from the change log, some at a time, for the events that tell clients of them."""
+"""Reads the changes of a watch from the change log, a few at a time, for the events that report them to clients."""
 
 from keyloft import limits
 from keyloft.core.engine import LogWatch
 from keyloft.core.records import LoggedChange
 
 
-class TakenChanges:
+class ChangeReader:
     """The changes of one watch, in the order of their versions."""
 
     __slots__ = ("_left", "_since", "watch")
@@ -30,7 +30,7 @@ class TakenChanges:
         """Whether there may be more to take."""
         return bool(self._left) or self.watch.is_woken
 
-    async def some(self) -> list[tuple[LoggedChange, bool]]:
+    async def next_changes(self) -> list[tuple[LoggedChange, bool]]:
         """The next changes, perhaps none; with each, whether another change of the same version may follow.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The routes that need no token: metrics, and how the service is."""
+"""The routes for monitoring, which need no token: metrics, health and readiness."""
 
 from collections.abc import Sequence
 

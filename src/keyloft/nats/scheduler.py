@@ -1,4 +1,4 @@
-"""Lets owners take turns, charged with the time that their requests take (deficit round robin)."""
+"""Schedules owners fairly (deficit round robin): each is charged with the time that its requests take."""
 
 import asyncio
 from collections import deque
@@ -17,7 +17,7 @@ from keyloft.nats.requests import Owner
 T = TypeVar("T")
 
 
-class Turns:
+class OwnerScheduler:
     """The owners that have something to do. A turn lasts a millisecond; what it takes beyond that, its owner owes."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Hands HTTP requests to the intake of a service on NATS, and makes HTTP answers of its replies."""
+"""Passes HTTP requests to the intake of a service on NATS, and turns its replies into HTTP answers."""
 
 import asyncio
 from collections import Counter
@@ -91,13 +91,13 @@ class ServiceAccess:
         """
         waiting = _Waiting(request)
         try:
-            handed_in = self.service().hand_in(names, operation, data, waiting.answer, stream)
+            direct = self.service().hand_in(names, operation, data, waiting.answer, stream)
         except NoService as error:
             raise unavailable(str(error)) from None
         try:
             return await waiting.reply()
         finally:
-            handed_in.withdraw()
+            direct.withdraw()
 
 
 class _Waiting:

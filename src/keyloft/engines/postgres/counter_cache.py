@@ -1,4 +1,4 @@
-"""Remembers the counters that this process has written last: a group that adds to them need not read them.
+"""Caches the counters that this process has written last: a group that adds to them need not read them.
 
 If another process has changed one meanwhile, the function that commits notices: it compares what the group was settled
 from with what is stored. Then the group is read and settled again, and some of the next groups are read, too.
@@ -12,14 +12,14 @@ from keyloft.engines.postgres.drafts import Draft
 from keyloft.engines.postgres.tables import LAYOUTS
 
 
-class RememberedCounters:
+class CounterCache:
     """The newest counters, two generations of them: the older one is forgotten when the newer one is full."""
 
     def __init__(self) -> None:
         self._newer: dict[Address, Record] = {}
         self._older: dict[Address, Record] = {}
         self._groups_to_read = 0
-        """How many groups are to be read, whatever is remembered."""
+        """How many groups are to be read, whatever is cached."""
         self._next_groups_to_read = 1
 
     def __len__(self) -> int:
@@ -44,12 +44,12 @@ class RememberedCounters:
         if not decided and not newer and not older:
             return
         for address, record in draft.written(base, now):
-            if record is not None and decided.get(address) and _may_be_remembered(address, record):
+            if record is not None and decided.get(address) and _may_be_cached(address, record):
                 newer[address] = record
             else:
                 newer.pop(address, None)
                 older.pop(address, None)
-        if len(newer) > limits.POSTGRES_REMEMBERED_COUNTERS // 2:
+        if len(newer) > limits.POSTGRES_CACHED_COUNTERS // 2:
             self._newer, self._older = {}, newer
 
     def confirm(self) -> None:
@@ -65,7 +65,7 @@ class RememberedCounters:
         self._next_groups_to_read = min(2 * self._next_groups_to_read, limits.POSTGRES_GROUPS_READ)
 
 
-def _may_be_remembered(address: Address, record: Record) -> bool:
+def _may_be_cached(address: Address, record: Record) -> bool:
     """Whether a counter may be settled from memory: its number is short, and no people write to its table.
 
     Where they do, a row's stamp tells more exactly than its record when it was written; it would have to be read.

@@ -15,7 +15,7 @@ from keyloft import limits
 from keyloft.errors import Busy, HistoryGone, InvalidPluginName, InvalidSubject, NoService, QuotaExceeded
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import connect
-from keyloft.nats.handed_in import HandedIn
+from keyloft.nats.direct_requests import DirectRequest
 from keyloft.nats.service_streams import ServiceStream, StreamedEvent
 from keyloft.plugins import BotDatabase, DatabaseService
 from tests.support.nats import private_server
@@ -64,7 +64,7 @@ async def locked(db: BotDatabase) -> AsyncIterator[None]:
 
 def hand_in(
     service: DatabaseService, subject: str, /, *, stream: ServiceStream | None = None, **fields: Any
-) -> tuple[HandedIn, "asyncio.Future[bytes]"]:
+) -> tuple[DirectRequest, "asyncio.Future[bytes]"]:
     replied: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     plugin, operation = subject.split(".")
     data = json.dumps(fields).encode()

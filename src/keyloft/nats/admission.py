@@ -8,17 +8,17 @@ from keyloft import limits
 from keyloft.errors import Busy
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import Deadlines
-from keyloft.nats.handed_in import HANDED_IN, WITHDRAWN, HandedIn
+from keyloft.nats.direct_requests import DIRECT, WITHDRAWN, DirectRequest
+from keyloft.nats.internal_requests import InternalRequests
 from keyloft.nats.messages import Handled, RefusedNames
 from keyloft.nats.outbox import TOO_MUCH
-from keyloft.nats.owner_work import OwnerWork
 from keyloft.nats.reporting import EventSubject, Route
 from keyloft.nats.requests import NO_OPERATION, UNKNOWN_OPERATION, EngineWrite, Operation, Owner, Request
 
 _UNROUTED: Final = Route("", UNKNOWN_OPERATION, None)
 
 
-class Acceptance(OwnerWork):
+class Admission(InternalRequests):
     """The part of an intake that messages reach first. It never awaits: they are read as fast as they arrive."""
 
     _bounds: IntakeBounds
@@ -73,7 +73,7 @@ class Acceptance(OwnerWork):
 
     def hand_in(
         self, subject: bytes, data: bytes, answer: Callable[[bytes], None], operation: Operation | None = None
-    ) -> HandedIn:
+    ) -> DirectRequest:
         """Accept a request that did not arrive over NATS, as if it had arrived on this subject.
 
         Args:
@@ -87,7 +87,7 @@ class Acceptance(OwnerWork):
         """
         owners = self._owners
         route = owners.routes.get(subject) or owners.route(subject)
-        refused = self.receive(subject, HANDED_IN, data)
+        refused = self.receive(subject, DIRECT, data)
         if refused is not None:
             if isinstance(refused, Coroutine):
                 refused.close()  # it slows down what arrives over NATS
@@ -95,7 +95,7 @@ class Acceptance(OwnerWork):
         request = owners.known.get(route.owner, owners.others).waiting[-1]
         if operation is not None:
             request.operation = operation
-        return HandedIn(self, request, data, answer)
+        return DirectRequest(self, request, data, answer)
 
     def withdraw(self, request: Request, data: bytes) -> None:
         """Don't carry out a request that was handed in with this data, if that is still possible, nor answer it."""

@@ -1,4 +1,4 @@
-"""Requests that reach an intake by another way than NATS, such as HTTP: their replies go to a function."""
+"""Requests that reach an intake directly instead of over NATS, as those of HTTP do: their replies go to a function."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -6,7 +6,7 @@ from typing import Final, Protocol
 from keyloft.errors import KeyloftError
 from keyloft.nats.requests import RefusedOperation, Request
 
-HANDED_IN: Final = b"handed in"
+DIRECT: Final = b"not over NATS"
 """Stands for the reply subject of such a request: a client waits for its reply, so it has a deadline. A subject of NATS
 has no space."""
 WITHDRAWN: Final = RefusedOperation(KeyloftError, "the client waits for this reply no more")
@@ -14,14 +14,14 @@ WITHDRAWN: Final = RefusedOperation(KeyloftError, "the client waits for this rep
 
 
 class WithdrawsRequests(Protocol):
-    """The intake, as a request that was handed in knows it."""
+    """The intake, as a direct request knows it."""
 
     def withdraw(self, request: Request, data: bytes) -> None:
         """Don't carry out a request, if that is still possible."""
 
 
-class HandedIn:
-    """A request that was handed in, until it is answered or withdrawn."""
+class DirectRequest:
+    """A request that did not arrive over NATS, until it is answered or withdrawn."""
 
     __slots__ = ("_answer", "_data", "_intake", "_request")
 

@@ -106,11 +106,11 @@ async def test_processes_that_change_the_same_counters_read_them_and_lose_no_rac
 
 
 async def test_what_is_remembered_is_bounded(emptied_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "POSTGRES_REMEMBERED_COUNTERS", 100)
+    monkeypatch.setattr(limits, "POSTGRES_CACHED_COUNTERS", 100)
     async with opened(emptied_postgres_url) as engine:
         for first in range(0, 500, 50):
             await engine.commit(Batch(tuple([Sum(A, b"%04d" % number, 1) for number in range(first, first + 50)])))
-        assert 0 < len(engine.writer.by_function.remembered) <= 150
+        assert 0 < len(engine.writer.by_function.counters) <= 150
         assert await count(engine, b"0000", b"0499") == [2, 2]
 
 
