@@ -2,10 +2,10 @@
 
 `engine` reads, commits and watches. `cluster` calls the members with the `messages` of etcd's API, `errors` explains
 failures, and `transactions` builds requests. `layout` is the form of keys and values. `views` reads from one revision;
-`reads`, `scans` and `log` answer from it. `writes` decides groups, `row_cache` saves it
-reads, `writer_turns` lets several writers share a store, `drafts` holds what a commit writes, and `large_values` stores
-what does not fit into it. `following` learns of commits of other processes. `setup`, `maintenance`, `snapshots`,
-`loads` and `inspection` serve operators.
+`reads`, `scans` and `log` answer from it. `writes` decides groups, `row_cache` saves it reads, `writer_turns` lets
+several writers share a store, `drafts` holds what a commit writes, and `large_values` stores what does not fit into it.
+`following` learns of commits of other processes. `setup`, `maintenance`, `snapshots`, `loads` and `inspection` serve
+operators.
 """
 
 import os
