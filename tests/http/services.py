@@ -3,11 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import apsw
 import httpx
 from nats.aio.client import Client as Nats
 
@@ -17,6 +16,7 @@ from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.semantic import SemanticService, SemanticStore
 from keyloft.tuples.store import Store
 from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, RunningApi, running_api, scoped_token
+from tests.support.plugin_files import locked
 
 KV, SEMANTIC = "http.kv", "http.semantic"
 SCOPES: Mapping[str, tuple[str, ...]] = {
@@ -56,16 +56,9 @@ class ServedOverHttp:
         data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
         return json.loads((await self.client.request(subject, data, timeout=LONGEST_SECONDS)).data)
 
-    @asynccontextmanager
-    async def locked(self) -> AsyncIterator[None]:
+    def locked(self) -> AbstractAsyncContextManager[None]:
         """Another program holds the file: no write is made meanwhile."""
-        other = apsw.Connection((await self.db.engine()).location)
-        other.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        finally:
-            other.execute("ROLLBACK")
-            other.close()
+        return locked(self.db)
 
 
 @asynccontextmanager

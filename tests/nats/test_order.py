@@ -11,11 +11,11 @@ import pytest
 from nats.aio.client import Client as Nats
 
 import keyloft
-from keyloft.nats.connection import connect
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.usage import PluginUsage
 from keyloft.semantic import SemanticService, SemanticStore
+from tests.support.plugin_files import until_idle
 from tests.support.postgres import database_url
 
 PREFIX = "order.kv"
@@ -31,13 +31,6 @@ READS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.fixture
-async def client(nats_url: str) -> AsyncIterator[Nats]:
-    connection = await connect(nats_url, name="order")
-    yield connection
-    await connection.close()
-
-
 @pytest.fixture(params=["memory", "sqlite file", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     # Not within the event loop: the first one starts a server.
@@ -50,12 +43,9 @@ async def serving(client: Nats, url: str, quotas: Quotas | None = None) -> Async
         usage = None if quotas is None else PluginUsage(db, quotas)
         async with DatabaseService(client, db, prefixes=[PREFIX], usage=usage, deadline=SECONDS) as service:
             yield service
-            async with asyncio.timeout(SECONDS):
-                while service.unanswered:
-                    await asyncio.sleep(0.005)
+            await until_idle(service)
             assert service.intake is not None
             for owner in service.intake.owners:
-                assert (owner.request_bytes, owner.reply_bytes, owner.under_way) == (0, 0, 0)
                 assert (owner.unordered, owner.writes, owner.reads, owner.reading) == (0, {}, {}, {})
         if usage is not None:
             await usage.aclose()

@@ -1,19 +1,13 @@
 """The engine on a PostgreSQL database: reads, group commits, and watches over connections of its own."""
 
-import asyncio
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from keyloft import limits
-from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.health import ServerHealth
-from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Scan
+from keyloft.core.records import Ask, Get
 from keyloft.core.schema import READ_STORE_ID
 from keyloft.engines.change_log import KeptHistory
-from keyloft.engines.commit.batcher import Batcher
 from keyloft.engines.commit.outcomes import Outcome
-from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.postgres import setup
 from keyloft.engines.postgres.connections import Slot
 from keyloft.engines.postgres.log import READ_VERSION
@@ -22,11 +16,12 @@ from keyloft.engines.postgres.reads import PostgresReads
 from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.standbys import StandbyReads
 from keyloft.engines.postgres.writes import PostgresWriter
+from keyloft.engines.server_engine import ServerEngine
 from keyloft.engines.watches.feed import ChangeFeed, Start
 from keyloft.engines.watches.starting import WatchStarter
 
 
-class PostgresEngine(ClosableEngine):
+class PostgresEngine(ServerEngine[PostgresWriter]):
     """An engine on a PostgreSQL database, which other processes may use at the same time."""
 
     @classmethod
@@ -76,7 +71,6 @@ class PostgresEngine(ClosableEngine):
         self.server = server
         """For tests, as `reads` and `writer`: whether there is a pooler, and what its connections do."""
         self.location = server.name
-        self._batcher = Batcher(self._start)
         self.reads = PostgresReads(server, shows_version=max_lag is not None)
         self._standbys = None if max_lag is None else StandbyReads(server, self.reads, max_lag)
         # Not this engine, whose reads wait for new watches to start: the watches read, too.
@@ -84,7 +78,6 @@ class PostgresEngine(ClosableEngine):
         self._listener = CommitListener(server, self._feed, self._batcher, server_clock.set)
         self._starter = WatchStarter(self._feed, self._counter, self._listener.start, server.patience)
         self.writer = PostgresWriter(server, slot, server_clock, history, lambda: self._feed.has_watches)
-        self._writing: asyncio.Task[Outcome] | None = None
 
     async def read(self, *asks: Ask) -> list[Any]:
         self.check_usable()
@@ -97,51 +90,20 @@ class PostgresEngine(ClosableEngine):
             return await self.reads.points.read(asks[0].space, (asks[0],))  # the hot path: one call less
         return await self.reads.read(*asks)
 
-    async def commit(self, batch: Batch) -> Committed | Conflict:
-        self.check_usable()
-        return await self._batcher.commit(batch)
-
-    def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> Submission:
-        self.check_usable()
-        return self._batcher.submit(batch, done)
-
     def health(self) -> ServerHealth:
         answered = {} if self._standbys is None else self._standbys.answered
         return self.server.hosts.health(answered, self.writer.unknown)
 
-    def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
-        self.check_usable()
-        return self._starter.watch(asks, since)
-
-    def follow(self, *asks: Get | Scan, woken: Callable[[], None], since: int | None = None) -> LogWatch:
-        self.check_usable()
-        return self._starter.follow(asks, since, woken)
-
     async def _counter(self) -> Start:
         return Start(*await (self._standbys or self.reads).counter())
 
-    def _start(self, group: list[Batch]) -> None:
-        self._writing = asyncio.create_task(self._write(group, self._batcher.arrived_at), name="keyloft writer")
-        self._writing.add_done_callback(partial(self._finished, group))
-
-    async def _write(self, group: list[Batch], arrived: list[float]) -> Outcome:
-        if self._starter.pending:  # here, and not in `commit`: so it holds for `submit`, and batches keep their order
-            await self._starter.wait()
-        return await self.writer.commit(group, arrived)
-
-    def _finished(self, group: list[Batch], writing: asyncio.Task[Outcome]) -> None:
-        # asyncio.run cancels all tasks at its end, this one included; callers and `aclose` still wait for a verdict.
-        outcome = self.writer.cancelled(group) if writing.cancelled() else writing.result()
+    def _committed(self, outcome: Outcome) -> None:
         if self._standbys is not None:
             self._standbys.saw(outcome.version_after)
-        self._feed.committed(outcome)
-        self._batcher.finished(outcome.verdicts)
+        super()._committed(outcome)
 
     async def _close(self) -> None:
-        await self._batcher.close()
-        await self._feed.wait_until_reported(limits.POSTGRES_LAST_REPORT_SECONDS)
-        self._feed.close()
-        await self._starter.aclose()
+        await self._end_watches(limits.POSTGRES_LAST_REPORT_SECONDS)
         await self._listener.aclose()
         await self.reads.aclose()
         if self._standbys is not None:

@@ -1,0 +1,42 @@
+"""A plugin service on a database file that another program can lock."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import apsw
+from nats.aio.client import Client as Nats
+
+from keyloft.plugins import BotDatabase, DatabaseService
+from tools.postgres import TIMEOUT_SECONDS
+
+
+@asynccontextmanager
+async def locked(db: BotDatabase) -> AsyncIterator[None]:
+    """Another program holds the file: no write is made meanwhile."""
+    other = apsw.Connection((await db.engine()).location)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+@asynccontextmanager
+async def serving(client: Nats, db: BotDatabase, prefix: str, **options: Any) -> AsyncIterator[DatabaseService]:
+    """A service that has given back all that its requests counted as, in the end."""
+    async with DatabaseService(client, db, prefixes=[prefix], **options) as service:
+        yield service
+        await until_idle(service)
+
+
+async def until_idle(service: DatabaseService) -> None:
+    """Wait for all replies; then nothing may be counted any more."""
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while service.unanswered:
+            await asyncio.sleep(0.005)
+    assert service.intake is not None
+    for owner in service.intake.owners:
+        assert (owner.request_bytes, owner.reply_bytes, owner.under_way, owner.under_way_bytes) == (0, 0, 0, 0)
