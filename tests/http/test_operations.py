@@ -90,7 +90,8 @@ async def test_a_refusal_has_the_code_and_the_message_of_nats(world: ServedOverH
             assert (answer.status_code, problem["code"]) == (status, code), path
             subject = path.replace("plugins/", "db.kv.").replace("semantic/", "db.semantic.").replace("/", ".")
             over_nats = await world.over_nats(subject, data)
-            assert (problem["code"], problem["detail"]) == (over_nats["error_code"], over_nats["message"])
+            message = over_nats["message"].removeprefix("a subject is http.kv.<plugin>.<operation>: ")
+            assert (problem["code"], problem["detail"]) == (over_nats["error_code"], message)
             assert problem.get("current") == over_nats.get("current")
         too_large = await http.post(f"{PLUGIN}/set", content=b"x" * (world.client.max_payload + 1))
         assert (too_large.status_code, too_large.json()["code"]) == (413, "VALUE_TOO_LARGE")
