@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import apsw
 import httpx
 from nats.aio.client import Client as Nats
 
@@ -17,6 +16,7 @@ from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.semantic import SemanticService, SemanticStore
 from keyloft.tuples.store import Store
 from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, RunningApi, running_api, scoped_token
+from tests.nats.services import locked
 
 KV, SEMANTIC = "http.kv", "http.semantic"
 SCOPES: Mapping[str, tuple[str, ...]] = {
@@ -59,13 +59,8 @@ class ServedOverHttp:
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
         """Another program holds the file: no write is made meanwhile."""
-        other = apsw.Connection((await self.db.engine()).location)
-        other.execute("BEGIN IMMEDIATE")
-        try:
+        async with locked(self.db):
             yield
-        finally:
-            other.execute("ROLLBACK")
-            other.close()
 
 
 @asynccontextmanager

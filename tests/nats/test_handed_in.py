@@ -3,11 +3,9 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from nats.aio.client import Client as Nats
 
@@ -18,48 +16,11 @@ from keyloft.nats.connection import connect
 from keyloft.nats.handed_in import HandedIn
 from keyloft.nats.service_streams import ServiceStream, StreamedEvent
 from keyloft.plugins import BotDatabase, DatabaseService
+from tests.nats.services import locked, serving_all
 from tests.support.nats import private_server
 from tools.postgres import TIMEOUT_SECONDS
 
 PREFIX = "handed.kv"
-
-
-@pytest.fixture
-async def client(nats_url: str) -> AsyncIterator[Nats]:
-    connection = await connect(nats_url, name="handed in")
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def db(tmp_path: Path) -> AsyncIterator[BotDatabase]:
-    async with BotDatabase(tmp_path / "bot.db") as db:
-        yield db
-
-
-@asynccontextmanager
-async def serving(client: Nats, db: BotDatabase, **options: Any) -> AsyncIterator[DatabaseService]:
-    """A service that has given back all that its requests counted as, in the end."""
-    async with DatabaseService(client, db, prefixes=[PREFIX], **options) as service:
-        yield service
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            while service.unanswered:
-                await asyncio.sleep(0.005)
-        assert service._intake is not None
-        for owner in service._intake.owners:
-            assert (owner.request_bytes, owner.reply_bytes, owner.under_way, owner.under_way_bytes) == (0, 0, 0, 0)
-
-
-@asynccontextmanager
-async def locked(db: BotDatabase) -> AsyncIterator[None]:
-    """Another program holds the file: no write is made meanwhile."""
-    other = apsw.Connection((await db.engine()).location)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
 
 
 def hand_in(
@@ -82,7 +43,7 @@ async def ask_over_nats(client: Nats, subject: str, **fields: Any) -> Any:
 
 
 async def test_it_has_its_place_among_the_requests_of_its_owner_over_nats(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db) as service:
+    async with serving_all(client, db, PREFIX) as service:
         assert await ask(service, "trivia.set", key="k", value=1) == {"success": True}
         assert await ask_over_nats(client, "trivia.get", key="k") == {"success": True, "exists": True, "value": 1}
         async with locked(db):
@@ -103,7 +64,7 @@ async def test_it_has_its_place_among_the_requests_of_its_owner_over_nats(client
 
 async def test_many_requests_are_answered_in_one_reply(client: Nats, db: BotDatabase) -> None:
     requests = [{"op": "set", "key": "k", "value": 1}, {"op": "get", "key": "k"}, {"op": "watch"}]
-    async with serving(client, db) as service:
+    async with serving_all(client, db, PREFIX) as service:
         for parts in (False, True):
             reply = await ask(service, "trivia.many", parts=parts, requests=requests)
             *done, refused = reply["replies"]
@@ -118,7 +79,7 @@ async def test_beyond_the_bounds_of_its_owner_it_is_busy_and_nothing_is_sent_to_
     client: Nats, db: BotDatabase
 ) -> None:
     heard = await client.subscribe(">")
-    async with serving(client, db, bounds=IntakeBounds(owner_bytes=2_000)) as service:
+    async with serving_all(client, db, PREFIX, bounds=IntakeBounds(owner_bytes=2_000)) as service:
         async with locked(db):
             taken = [hand_in(service, "trivia.set", key="k", value=number)[1] for number in range(3)]
             for _ in range(2):
@@ -139,7 +100,7 @@ async def _pending(subscription: Any) -> AsyncIterator[Any]:
 
 
 async def test_a_late_one_is_answered_and_says_whether_it_may_be_carried_out(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db, deadline=0.3) as service:
+    async with serving_all(client, db, PREFIX, deadline=0.3) as service:
         async with locked(db):
             _, first = hand_in(service, "trivia.set", key="k", value=1)
             assert (await ask(service, "quotes.get", key="k"))["success"], "the database has the first one by now"
@@ -150,7 +111,7 @@ async def test_a_late_one_is_answered_and_says_whether_it_may_be_carried_out(cli
 
 
 async def test_a_withdrawn_one_is_not_carried_out_and_leaves_nothing_behind(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db) as service:
+    async with serving_all(client, db, PREFIX) as service:
         unread, first = hand_in(service, "trivia.set", key="unread", value=1)
         unread.withdraw()
         async with locked(db):
@@ -172,7 +133,7 @@ async def test_a_withdrawn_one_is_not_carried_out_and_leaves_nothing_behind(clie
 
 
 async def test_an_owner_or_operation_that_can_not_be_is_refused(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db) as service:
+    async with serving_all(client, db, PREFIX) as service:
         for name in ("a.b", "trivia.events", "", "X", "*"):
             with pytest.raises(InvalidPluginName):
                 service.hand_in([name], "get", b"{}", print)
@@ -190,7 +151,7 @@ async def test_it_is_carried_out_while_nats_is_away(db: BotDatabase) -> None:
     async with private_server() as server:
         client = await connect(server.url, name="handed in")
         try:
-            async with serving(client, db) as service:
+            async with serving_all(client, db, PREFIX) as service:
                 await server.stop()
                 async with asyncio.timeout(TIMEOUT_SECONDS):
                     while client.is_connected:
@@ -224,7 +185,7 @@ def shown(events: list[StreamedEvent]) -> list[tuple[str, bool, bool]]:
 
 
 async def test_a_stream_reports_what_changes_after_its_owners_earlier_writes(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db) as service:
+    async with serving_all(client, db, PREFIX) as service:
         async with locked(db):
             hand_in(service, "trivia.set", key="user:0", value=0)
             starting = asyncio.create_task(begun(service, prefix="user:"))
@@ -249,7 +210,7 @@ async def test_a_stream_reports_what_changes_after_its_owners_earlier_writes(cli
 async def test_a_stream_that_can_not_be_is_refused(
     client: Nats, db: BotDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(client, db) as service:
+    async with serving_all(client, db, PREFIX) as service:
         stream = service.event_stream()
         wrong: list[tuple[dict[str, Any], str]] = [
             ({"subject": f"{PREFIX}.trivia.events.x"}, "leave it out"),
@@ -270,7 +231,7 @@ async def test_a_stream_that_can_not_be_is_refused(
 
 
 async def test_a_stream_whose_history_is_gone_says_so(tmp_path: Path, client: Nats) -> None:
-    async with BotDatabase(tmp_path / "short.db", history_seconds=0) as db, serving(client, db) as service:
+    async with BotDatabase(tmp_path / "short.db", history_seconds=0) as db, serving_all(client, db, PREFIX) as service:
         stream, since = await begun(service)
         await stream.aclose()
         for number in range(2000):

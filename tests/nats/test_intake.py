@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import apsw
 import asyncpg  # type: ignore[import-untyped,unused-ignore]
 import pytest
 from nats.aio.client import Client as Nats
@@ -17,26 +16,13 @@ from nats.aio.client import Client as Nats
 import keyloft
 from keyloft import InvalidArgument, limits
 from keyloft.nats.bounds import IntakeBounds
-from keyloft.nats.connection import connect
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.semantic import SemanticService, SemanticStore
+from tests.nats.services import locked
 from tests.support.postgres import database_url
 from tools.postgres import TIMEOUT_SECONDS
 
 PREFIX = "intake.kv"
-
-
-@pytest.fixture
-async def client(nats_url: str) -> AsyncIterator[Nats]:
-    connection = await connect(nats_url, name="intake")
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def db(tmp_path: Path) -> AsyncIterator[BotDatabase]:
-    async with BotDatabase(tmp_path / "bot.db") as db:
-        yield db
 
 
 async def ask(client: Nats, subject: str, **fields: Any) -> Any:
@@ -58,18 +44,6 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def serving(client: Nats, db: BotDatabase, **options: Any) -> AsyncIterator[DatabaseService]:
     async with DatabaseService(client, db, prefixes=[PREFIX], **options) as service:
         yield service
-
-
-@asynccontextmanager
-async def locked(db: BotDatabase) -> AsyncIterator[None]:
-    """Another program holds the file: no write is made meanwhile."""
-    other = apsw.Connection((await db.engine()).location)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
 
 
 class TestAStuckWrite:

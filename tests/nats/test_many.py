@@ -4,11 +4,8 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,43 +13,18 @@ from nats.aio.client import Client as Nats
 
 from keyloft import KeyloftError, limits
 from keyloft.nats.bounds import IntakeBounds
-from keyloft.nats.connection import connect
 from keyloft.nats.errors import WIRE_ERRORS, wire_code
 from keyloft.nats.many import Many
 from keyloft.nats.requests import Operation
-from keyloft.plugins import BotDatabase, DatabaseService
+from keyloft.plugins import BotDatabase
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.rules import UNFIT_FOR_MANY
 from keyloft.plugins.usage import PluginUsage
+from tests.nats.services import locked, serving_all
 from tests.support.examples import examples
 
 PREFIX = "many.kv"
 SECONDS = 30
-
-
-@pytest.fixture
-async def client(nats_url: str) -> AsyncIterator[Nats]:
-    connection = await connect(nats_url, name="many")
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def db(tmp_path: Path) -> AsyncIterator[BotDatabase]:
-    async with BotDatabase(tmp_path / "bot.db") as db:
-        yield db
-
-
-@asynccontextmanager
-async def serving(client: Nats, db: BotDatabase, **options: Any) -> AsyncIterator[DatabaseService]:
-    async with DatabaseService(client, db, prefixes=[PREFIX], **options) as service:
-        yield service
-        async with asyncio.timeout(SECONDS):
-            while service.unanswered:
-                await asyncio.sleep(0.005)
-        assert service._intake is not None
-        for owner in service._intake.owners:
-            assert (owner.request_bytes, owner.reply_bytes, owner.under_way, owner.under_way_bytes) == (0, 0, 0, 0)
 
 
 async def ask(client: Nats, subject: str, payload: Any) -> Any:
@@ -82,18 +54,6 @@ async def in_parts(client: Nats, requests: list[Any]) -> AsyncIterator[tuple[dic
         left = part["left"]
         yield dict(part["replies"]), left
     await replies.unsubscribe()
-
-
-@asynccontextmanager
-async def locked(db: BotDatabase) -> AsyncIterator[None]:
-    """Another program holds the file: no write is made meanwhile."""
-    other = apsw.Connection((await db.engine()).location)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
 
 
 ALONE: list[tuple[str, bytes]] = [
@@ -129,7 +89,7 @@ async def test_each_request_is_answered_as_if_sent_alone(client: Nats, db: BotDa
             return ("{" + fields + ("," if fields else "") + f'"op":"{name}"' + "}").encode()
         return (form % (name, f",{fields}" if fields else "") + "}").encode()
 
-    async with serving(client, db):
+    async with serving_all(client, db, PREFIX):
         alone = [await ask(client, f"alone.{name}", data) for name, data in ALONE]
         requests = b",".join([with_op(name, data) for name, data in ALONE])
         together = await ask(client, "trivia.many", b'{"requests":[%b]}' % requests)
@@ -160,7 +120,7 @@ GETS: list[bytes] = [
 
 
 async def test_gets_that_travel_together_are_answered_as_if_sent_alone(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db):
+    async with serving_all(client, db, PREFIX):
         await db.kv_set("trivia", "a", 1)
         plain = GETS[0]
         for text in GETS:
@@ -179,7 +139,7 @@ async def test_gets_that_travel_together_are_answered_as_if_sent_alone(client: N
 
 
 async def test_what_it_can_not_hold_fails_alone(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db):
+    async with serving_all(client, db, PREFIX):
         stored = {"op": "set", "key": "k", "value": 1}
         replies = await many(
             client, {"op": "many", "requests": [stored]}, {"op": "watch"}, {"op": "x.set"}, 7, [], stored
@@ -198,7 +158,7 @@ async def test_what_it_can_not_hold_fails_alone(client: Nats, db: BotDatabase) -
 async def test_an_operation_that_is_named_twice_is_refused_however_it_is_written(client: Nats, db: BotDatabase) -> None:
     texts = [rb'{"op":"get","key":"k","%b":"set"}' % name for name in (b"op", rb"\u006fp", rb"o\u0070")]
     data = b'{"requests":[%b]}' % b",".join([*texts, rb'{"op":"get","key":"\u006b"}'])
-    async with serving(client, db):
+    async with serving_all(client, db, PREFIX):
         replies = json.loads((await client.request(f"{PREFIX}.trivia.many", data, timeout=SECONDS)).data)["replies"]
         assert [one.get("error_code") for one in replies] == ["INVALID_JSON"] * 3 + [None]
 
@@ -221,7 +181,7 @@ async def test_a_message_that_is_no_many_is_refused_by_name(client: Nats, db: Bo
         ({"requests": [get] * (limits.MANY_REQUESTS + 1)}, "VALIDATION_ERROR", "at most 1,000"),
         ({"requests": [1] * 100_000}, "VALIDATION_ERROR", "at most 1,000"),
     ]
-    async with serving(client, db):
+    async with serving_all(client, db, PREFIX):
         for payload, code, text in refused:
             reply = await ask(client, "trivia.many", payload)
             assert (reply["error_code"], text in reply["message"]) == (code, True), reply
@@ -233,7 +193,7 @@ async def test_each_request_counts_and_is_logged_as_its_own_operation(
     client: Nats, db: BotDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "keyloft.plugins.service")
-    async with serving(client, db) as service:
+    async with serving_all(client, db, PREFIX) as service:
         put, get = {"op": "set", "key": "k", "value": 1}, {"op": "get", "key": "k"}
         await many(client, put, get, get, {"op": "get", "key": ""})
         durations = service.meters.of("trivia").durations
@@ -251,7 +211,7 @@ async def test_each_request_counts_and_is_logged_as_its_own_operation(
 
 
 async def test_each_request_is_held_to_the_quota(client: Nats, db: BotDatabase) -> None:
-    async with PluginUsage(db, Quotas(default=Quota(keys=2))) as usage, serving(client, db, usage=usage):
+    async with PluginUsage(db, Quotas(default=Quota(keys=2))) as usage, serving_all(client, db, PREFIX, usage=usage):
         puts = [{"op": "set", "key": f"k{number}", "value": 1} for number in range(3)]
         replies = await many(client, *puts, {"op": "delete", "key": "k0"}, puts[2], {"op": "list"})
         assert [reply.get("error_code") for reply in replies] == [None, None, "QUOTA_EXCEEDED", None, None, None]
@@ -259,14 +219,14 @@ async def test_each_request_is_held_to_the_quota(client: Nats, db: BotDatabase) 
 
 
 async def test_each_request_counts_towards_the_limit_of_the_rate(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db, bounds=IntakeBounds(requests_per_second=10)):
+    async with serving_all(client, db, PREFIX, bounds=IntakeBounds(requests_per_second=10)):
         replies = await many(client, *[{"op": "get", "key": "k"}] * 100)
         refused = [reply for reply in replies if reply.get("error_code") == "BUSY"]
         assert 80 <= len(refused) <= 90
 
 
 async def test_replies_that_do_not_fit_are_named_and_can_be_asked_for_alone(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db):
+    async with serving_all(client, db, PREFIX):
         for number in range(20):
             await db.kv_set("trivia", f"k{number}", "x" * 65_000)
         gets = [{"op": "get", "key": f"k{number}"} for number in range(20)]
@@ -281,14 +241,14 @@ async def test_replies_that_do_not_fit_are_named_and_can_be_asked_for_alone(clie
 
 
 async def test_published_requests_are_carried_out(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db):
+    async with serving_all(client, db, PREFIX):
         put = {"op": "set", "key": "k", "value": 1}
         await client.publish(f"{PREFIX}.trivia.many", json.dumps({"requests": [put, {"op": "get"}, put]}).encode())
         assert await ask(client, "trivia.get", {"key": "k"}) == {"success": True, "exists": True, "value": 1}
 
 
 async def test_a_reply_subject_of_the_service_is_refused(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db):
+    async with serving_all(client, db, PREFIX):
         put = {"op": "set", "key": "k", "value": 1}
         await client.publish(
             f"{PREFIX}.rogue.many", json.dumps({"requests": [put]}).encode(), reply=f"{PREFIX}.victim.set"
@@ -299,7 +259,7 @@ async def test_a_reply_subject_of_the_service_is_refused(client: Nats, db: BotDa
 
 class TestParts:
     async def test_no_reply_waits_for_another_requests_write(self, client: Nats, db: BotDatabase) -> None:
-        async with serving(client, db):
+        async with serving_all(client, db, PREFIX):
             await db.kv_set("trivia", "k", 0)
             requests = [
                 {"op": "get", "key": "k"},
@@ -320,7 +280,7 @@ class TestParts:
             assert (found[3]["exists"], found[4]["error_code"]) == (False, "MISSING_FIELD")
 
     async def test_all_replies_arrive_however_large_they_are(self, client: Nats, db: BotDatabase) -> None:
-        async with serving(client, db):
+        async with serving_all(client, db, PREFIX):
             for number in range(20):
                 await db.kv_set("trivia", f"k{number}", f"{number}" * 30_000)
             found = dict[int, Any]()
@@ -332,7 +292,7 @@ class TestParts:
 
 
 async def test_each_request_has_its_own_deadline(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db, deadline=0.4):
+    async with serving_all(client, db, PREFIX, deadline=0.4):
         await db.kv_set("trivia", "k", 0)
         async with locked(db):
             get, put = {"op": "get", "key": "k"}, {"op": "set", "key": "k", "value": 1}
@@ -342,7 +302,7 @@ async def test_each_request_has_its_own_deadline(client: Nats, db: BotDatabase) 
 
 
 async def test_a_flood_of_them_stays_within_the_bounds(client: Nats, db: BotDatabase) -> None:
-    async with serving(client, db, bounds=IntakeBounds(owner_bytes=2_000_000)) as service:
+    async with serving_all(client, db, PREFIX, bounds=IntakeBounds(owner_bytes=2_000_000)) as service:
         gets = json.dumps({"requests": [{"op": "get", "key": "k"}] * 1000}, separators=(",", ":")).encode()
         asking = [asyncio.ensure_future(ask(client, "trivia.many", gets)) for _ in range(100)]
         other = await ask(client, "other.get", {"key": "k"})

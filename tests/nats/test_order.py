@@ -11,7 +11,6 @@ import pytest
 from nats.aio.client import Client as Nats
 
 import keyloft
-from keyloft.nats.connection import connect
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.usage import PluginUsage
@@ -29,13 +28,6 @@ READS: list[tuple[str, dict[str, Any], str]] = [
     ("list", {}, "keys"),
     ("count", {}, "count"),
 ]
-
-
-@pytest.fixture
-async def client(nats_url: str) -> AsyncIterator[Nats]:
-    connection = await connect(nats_url, name="order")
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture(params=["memory", "sqlite file", "postgresql"])
