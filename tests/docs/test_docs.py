@@ -205,5 +205,5 @@ async def test_metrics_are_those_of_the_code() -> None:
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", shown, re.MULTILINE))
     listed = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section(SERVICE, "Metrics"), re.MULTILINE))
     assert listed == kinds
-    for name in re.findall(r"rosey_(?:kv|semantic|database)_\w+", SERVICE.read_text()):
+    for name in re.findall(r"rosey_(?:kv|semantic|database|http)_\w+", SERVICE.read_text()):
         assert name in kinds or re.sub("_(bucket|sum|count)$", "", name) in kinds

@@ -124,7 +124,7 @@ async def running_api(
     context = HttpContext(StillPages(), valid, origins or Origins(), connections=connections)
     if is_open:
         context.engine = opened
-    listener = HttpListener(HttpApp(context), tls=tls, connections=connections)
+    listener = HttpListener(HttpApp(context), tls=tls, connections=connections, meters=context.meters)
     _, port = await listener.start("127.0.0.1", port)
     url, authorization = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {ADMIN_TOKEN}"}
     try:

@@ -49,7 +49,11 @@ async def test_a_client_that_has_the_entry_gets_no_body(api: RunningApi) -> None
         answer = await api.get("/v1/kv/a", headers={"if-none-match": known})
         assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
     assert (await api.get("/v1/kv/a", headers={"if-none-match": '"1"'})).status_code == 200
-    assert problem(await api.get("/v1/kv/a", headers={"if-none-match": "seven"})) == (422, "VALIDATION_ERROR")
+    for foreign in ("seven", '"seven"', tag.strip('"'), f'"0{tag[1:]}', '""', '"', "W/", f'{tag[:-1]}0"', "*, *"):
+        assert (await api.get("/v1/kv/a", headers={"if-none-match": foreign})).status_code == 200, foreign
+    assert (await api.get("/v1/kv/a", headers={"if-match": tag})).status_code == 200
+    assert problem(await api.get("/v1/kv/a", headers={"if-match": '"1"'})) == (412, "VERSION_CONFLICT")
+    assert problem(await api.get("/v1/kv/absent", headers={"if-match": '"1"'})) == (404, "NOT_FOUND")
 
 
 async def test_writes_are_made_only_if_their_condition_holds(api: RunningApi) -> None:
@@ -69,10 +73,39 @@ async def test_writes_are_made_only_if_their_condition_holds(api: RunningApi) ->
     several = f"{first}, {second.headers['etag']}"
     assert (await api.put("/v1/kv/a", 4, headers={"if-match": several})).status_code == 200
     assert (await api.put("/v1/kv/a", 5, headers={"if-match": "*"})).status_code == 200
-    both = {"if-match": "*", "if-none-match": "*"}
-    assert problem(await api.put("/v1/kv/a", 6, headers=both)) == (422, "VALIDATION_ERROR")
-    assert problem(await api.put("/v1/kv/a", 6, headers={"if-none-match": first})) == (422, "VALIDATION_ERROR")
     assert (await api.get("/v1/kv/a")).json()["value"] == 5
+
+
+async def test_an_etag_of_something_else_matches_no_entry(api: RunningApi) -> None:
+    tag = (await api.put("/v1/kv/a", 1)).headers["etag"]
+    for foreign in ("seven", '"abc"', '"a,b"', tag.strip('"'), f'"0{tag[1:]}', f"W/{tag}", "", '"', f"*, {tag[:-1]}"):
+        for method in ("PUT", "DELETE", "PATCH"):
+            body = {"expire_in": 60}
+            refused = await api.send(method, "/v1/kv/a", json=body, headers={"if-match": foreign})
+            assert problem(refused) == (412, "VERSION_CONFLICT"), (method, foreign)
+            assert refused.headers["etag"] == tag
+    for foreign in ("seven", '"abc"', tag.strip('"')):
+        stored = await api.put("/v1/kv/a", 2, headers={"if-none-match": foreign})
+        assert stored.status_code == 200
+    tag = stored.headers["etag"]
+    for known in (tag, f"W/{tag}", f'"abc", {tag}'):
+        assert problem(await api.put("/v1/kv/a", 3, headers={"if-none-match": known})) == (412, "VERSION_CONFLICT")
+    assert (await api.put("/v1/kv/new", 3, headers={"if-none-match": tag})).status_code == 201
+
+
+async def test_conditions_may_be_divided_among_several_headers(api: RunningApi) -> None:
+    tag = (await api.put("/v1/kv/a", 1)).headers["etag"]
+
+    async def put(*headers: tuple[str, str]) -> int:
+        sent = [("content-type", "application/json"), *headers]
+        return (await api.client.put("/v1/kv/a", content=b"1", headers=sent)).status_code
+
+    assert await put(("if-match", '"998"'), ("if-match", '"999"')) == 412
+    assert await put(("if-match", "*"), ("if-none-match", "*")) == 412
+    assert await put(("if-match", tag), ("if-none-match", tag)) == 412
+    assert await put(("if-match", "*"), ("if-none-match", '"999"')) == 200
+    tag = (await api.get("/v1/kv/a")).headers["etag"]
+    assert await put(("if-match", '"999"'), ("if-match", tag)) == 200
 
 
 async def test_bytes_and_counters_have_types_of_their_own(api: RunningApi) -> None:

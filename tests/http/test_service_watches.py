@@ -68,7 +68,7 @@ async def test_changes_of_a_plugin_are_reported_and_a_client_resumes_where_it_en
             assert await events.change() == ("user:3", False)
         async with watching(http, "POST", PLUGIN, json={"prefix": "user:"}, headers=resumed) as events:
             assert await events.change() == ("user:2", True)
-    await until(lambda: world.context.listeners == 0)
+    await until(lambda: world.context.meters.watches == 0)
 
 
 async def test_changes_of_a_project_are_reported_by_their_paths(world: ServedOverHttp) -> None:
@@ -141,7 +141,7 @@ async def test_a_client_that_does_not_read_holds_up_no_one_and_is_cut_off(
     async with asyncio.timeout(LONGEST_SECONDS):
         for first in range(0, 10**6, 1000):
             await world.db.kv_set_many("trivia", {f"{long}{number}": 1 for number in range(first, first + 1000)})
-            if not world.context.listeners:
+            if not world.context.meters.watches:
                 break
     assert (await world.over_nats("db.kv.trivia.count", {}))["count"] > 0
     writer.transport.abort()

@@ -138,7 +138,7 @@ async def test_an_owner_or_operation_that_can_not_be_is_refused(client: Nats, db
             with pytest.raises(InvalidPluginName):
                 service.hand_in([name], "get", b"{}", print)
         for operation in ("", "events", "get.get", "drop"):
-            with pytest.raises(InvalidSubject, match="the operation one of"):
+            with pytest.raises(InvalidSubject, match="the operation is one of"):
                 service.hand_in(["trivia"], operation, b"{}", print)
     with pytest.raises(NoService, match="closed"):
         service.hand_in(["trivia"], "get", b"{}", print)

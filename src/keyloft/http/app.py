@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from keyloft.http import batches, info, kv, monitoring, ofrep, operations, ranges, service_watches, watch
 from keyloft.http.context import HttpContext
+from keyloft.http.meters import UNKNOWN, RouteMeter
 from keyloft.http.openapi import document, routes_with_document
 from keyloft.http.origins import Origins
 from keyloft.http.problems import no_such_path
@@ -42,7 +43,7 @@ class HttpApp:
             routes=[
                 *_page_routes(context),
                 *[Route(route.path, HttpEndpoint(context, route)) for route in self.routes],
-                Route("/{rest:path}", _nothing),
+                Route("/{rest:path}", _Nothing(context.meters.of(UNKNOWN))),
             ]
         )
 
@@ -86,8 +87,9 @@ def _page_routes(context: HttpContext) -> Sequence[Route]:
 class _Nothing:
     """Answers requests for a path that has no route."""
 
+    def __init__(self, meter: RouteMeter) -> None:
+        self._meter = meter
+
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        self._meter.answered(404, 0.0)
         await no_such_path().reply().send(send)
-
-
-_nothing: Final = _Nothing()

@@ -1,39 +1,47 @@
-"""Conditional requests: If-Match and If-None-Match with the versionstamps of entries."""
+"""Conditional requests (RFC 9110): If-Match and If-None-Match with the versionstamps of entries."""
 
 import re
 from typing import Final
 
-from keyloft.errors import InvalidArgument
 from keyloft.http.requests import HttpRequest
-from keyloft.http.wire import read_versionstamp
 
 ANY: Final = "*"
 
-_TAG: Final = re.compile(r'(?:W/)?"([0-9]{1,20})"', re.ASCII)
+_MATCH: Final = b"if-match"
+_NONE_MATCH: Final = b"if-none-match"
+_TAG: Final = re.compile(r'(W/)?"([^"\x00-\x20\x7f]*)"')
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,19}", re.ASCII)
 
 
-def wanted_versions(request: HttpRequest, name: bytes) -> frozenset[int] | str | None:
+def named_versions(request: HttpRequest, name: bytes, *, weak: bool) -> frozenset[int] | str | None:
     """The versionstamps that a conditional header names; `*`, or None without the header.
 
-    Raises:
-        InvalidArgument: It is not a list of ETags as entries have them.
+    An ETag that is not one of an entry, or no ETag at all, matches nothing.
+
+    Args:
+        request: The header may be there several times: it is a list.
+        name: Of the header.
+        weak: Whether weak ETags count. No entry has one, but proxies make some.
     """
-    text = request.header(name)
-    if text is None:
+    texts = [value.decode("latin-1").strip() for each, value in request.headers if each == name]
+    if not texts:
         return None
-    text = text.strip()
-    if text == ANY:
+    if texts == [ANY]:
         return ANY
-    found = frozenset([read_versionstamp(tag, name.decode()) for tag in _TAG.findall(text)])
-    if not found or _TAG.sub("", text).strip(", \t"):
-        raise InvalidArgument(f'{name.decode()}: expected the ETag of an entry with its quotes, as in "7", or *')
-    return found
+    tags = _TAG.findall(", ".join(texts))
+    return frozenset([int(tag) for is_weak, tag in tags if _VERSION.fullmatch(tag) and (weak or not is_weak)])
 
 
 def is_known(request: HttpRequest, version: int) -> bool:
     """Whether the client has this version of an entry already (If-None-Match of a read)."""
-    known = wanted_versions(request, b"if-none-match")
+    known = named_versions(request, _NONE_MATCH, weak=True)
     return known is not None and (known == ANY or version in known)
+
+
+def is_wanted(request: HttpRequest, version: int) -> bool:
+    """Whether the client takes this version of an entry (If-Match of a read)."""
+    wanted = named_versions(request, _MATCH, weak=False)
+    return wanted is None or wanted == ANY or version in wanted
 
 
 def names_tag(header: str | None, tag: str) -> bool:
@@ -44,48 +52,49 @@ def names_tag(header: str | None, tag: str) -> bool:
     return ANY in named or tag in named
 
 
-class WriteCondition:
-    """What must be stored for a write to be made: one of some versions, anything, or nothing."""
+class EntryCondition:
+    """What must be stored for a request to be carried out: some versions, none of some, anything, or nothing."""
 
-    __slots__ = ("must_exist", "must_not_exist", "versions")
+    __slots__ = ("_excluded", "_must_exist", "_versions", "is_unconditional", "must_not_exist")
 
     def __init__(self, request: HttpRequest) -> None:
-        """Read the headers of a request.
-
-        Raises:
-            InvalidArgument: They are not ones that writes have.
-        """
-        self.versions: frozenset[int] | None = None
-        self.must_exist = self.must_not_exist = False
-        if not any([name == b"if-match" or name == b"if-none-match" for name, _ in request.headers]):
-            return  # most writes
-        match, none_match = wanted_versions(request, b"if-match"), wanted_versions(request, b"if-none-match")
-        if none_match is not None and none_match != ANY:
-            raise InvalidArgument("if-none-match: a write takes * alone, which stands for a key without an entry")
-        if match is not None and none_match is not None:
-            raise InvalidArgument("if-match, if-none-match: expected one of them, got both")
-        self.versions = match if isinstance(match, frozenset) else None
-        self.must_exist = match == ANY
+        """Read the headers of a request."""
+        self._versions: frozenset[int] | None = None
+        self._excluded: frozenset[int] = frozenset()
+        self._must_exist = self.must_not_exist = False
+        self.is_unconditional = not any([name == _MATCH or name == _NONE_MATCH for name, _ in request.headers])
+        if self.is_unconditional:
+            return  # most requests
+        match = named_versions(request, _MATCH, weak=False)
+        none_match = named_versions(request, _NONE_MATCH, weak=True)
+        self._versions = match if isinstance(match, frozenset) else None
+        self._must_exist = match == ANY
+        self._excluded = none_match if isinstance(none_match, frozenset) else frozenset()
         self.must_not_exist = none_match == ANY
 
     def is_met(self, version: int | None) -> bool:
-        """Whether the stored version, None for no entry, is one that the write may replace."""
-        if self.versions is not None:
-            return version in self.versions
-        if self.must_not_exist:
-            return version is None
-        return not self.must_exist or version is not None
+        """Whether the stored version, None for no entry, is one that the request expects."""
+        if version is None:
+            return self._versions is None and not self._must_exist
+        return (
+            not self.must_not_exist
+            and (self._versions is None or version in self._versions)
+            and version not in self._excluded
+        )
 
     @property
     def needs_read(self) -> bool:
-        """Whether the stored version has to be known before the write: `If-Match: *`, or several versions."""
-        return self.must_exist or (self.versions is not None and len(self.versions) > 1)
+        """Whether the stored version has to be known before the write, because several would do, or none."""
+        is_absence = self.must_not_exist and self._versions is None
+        is_one = self._versions is not None and len(self._versions) == 1 and not self.must_not_exist
+        return self._must_exist or bool(self._excluded) or not (is_absence or is_one)
 
     @property
-    def is_unconditional(self) -> bool:
-        return self.versions is None and not self.must_exist and not self.must_not_exist
+    def takes_both(self) -> bool:
+        """Whether the request may find an entry or none."""
+        return self._versions is None and not self._must_exist and not self.must_not_exist
 
     @property
     def expected(self) -> int | None:
-        """The one version that must be stored; None for no entry."""
-        return next(iter(self.versions)) if self.versions else None
+        """Without a read: the one version that must be stored; None for no entry."""
+        return next(iter(self._versions)) if self._versions else None

@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 
 from keyloft import limits
 from keyloft.errors import IncompatibleLibrary
+from keyloft.http.meters import UNKNOWN, HttpMeters
 from keyloft.http.problems import Problem
 
 _VERSIONS: Final = ("1.1", "1.0")
@@ -44,12 +45,13 @@ def check_uvicorn() -> None:
 class ConnectionTable(ServerState):
     """All connections of a server, by what they are doing; those that do nothing for too long are ended."""
 
-    def __init__(self, most: int, now: Callable[[], float]) -> None:
+    def __init__(self, most: int, now: Callable[[], float], meters: HttpMeters) -> None:
         """Bound the connections.
 
         Args:
             most: How many there may be; for one more, the one that has been idle for the longest is ended.
             now: The time, in seconds.
+            meters: Count the connections.
         """
         super().__init__()
         self._most = most
@@ -58,14 +60,13 @@ class ConnectionTable(ServerState):
         self._idle: dict[HttpConnection, float] = {}
         self._receiving: dict[HttpConnection, float] = {}
         self._unsent: dict[HttpConnection, float] = {}
-        self.refused = 0
-        """How many connections were ended or refused because there were too many."""
+        self.meters = meters
 
     def has_room(self) -> bool:
         """Whether one more connection may be served; an idle one is ended for it if need be."""
         if len(self.connections) < self._most:
             return True
-        self.refused += 1
+        self.meters.refused_connections += 1
         for waiting in (self._idle, self._receiving):
             if waiting:
                 next(iter(waiting)).abort()
@@ -148,6 +149,7 @@ class HttpConnection(HttpToolsProtocol):
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.server_state.meters.connections += 1
         has_room = self.server_state.has_room()
         super().connection_made(transport)
         if has_room:
@@ -157,6 +159,7 @@ class HttpConnection(HttpToolsProtocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.server_state.meters.connections -= 1
         self.server_state.gone(self)
         super().connection_lost(exc)
 
@@ -262,6 +265,7 @@ class HttpConnection(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             return self.abort()  # amid another response, an answer would be taken for a part of it
         reply = problem.reply()
+        self.server_state.meters.of(UNKNOWN).answered(reply.status, 0.0)
         lines = [
             f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}".encode(),
             b"content-type: " + reply.content_type,

@@ -7,6 +7,7 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.errors import Busy, InvalidArgument, Unreachable
 from keyloft.http.failed_logins import FailedLogins
+from keyloft.http.meters import HttpMeters
 from keyloft.http.origins import Origins
 from keyloft.http.problems import Problem
 from keyloft.http.replies import HttpReply
@@ -39,6 +40,7 @@ class HttpContext:
         origins: Origins,
         *,
         connections: int = limits.HTTP_CONNECTIONS,
+        meters: HttpMeters | None = None,
     ) -> None:
         self.monitoring = monitoring
         self.tokens = tokens
@@ -47,8 +49,7 @@ class HttpContext:
         self.engine: Engine | None = None
         self.plugins, self.semantic = ServiceAccess(), ServiceAccess()
         self.most_listeners = int(limits.HTTP_LISTENERS * connections)
-        self.listeners = 0
-        """How many clients watch something."""
+        self.meters = meters or HttpMeters()
         self.service: ServiceParts | None = None
         """What the admin page shows; None where there is no page."""
         self._at_start: list[Callable[[], None]] = []
@@ -61,7 +62,7 @@ class HttpContext:
         Raises:
             Busy: There are.
         """
-        if self.listeners >= self.most_listeners:
+        if self.meters.watches >= self.most_listeners:
             raise Busy("too many watches at a time; close some, or try again later")
 
     def when_opened(self, call: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ PROBLEMS: Final = {
     405: "The path does not take this method.",
     406: "The value is not bytes.",
     410: "The change log does not reach back so far: list, then watch again.",
-    412: "Another version is stored than the request expects; nothing was written.",
+    412: "Another version is stored than the request expects; nothing was read or written.",
     413: "The body, the value or the answer is too large.",
     415: "The Content-Type is not one that the path takes.",
     421: "The Host is not a name of this service.",
@@ -126,7 +126,9 @@ _EXPIRIES: Final = (
     parameter("expire_at", "The time in RFC 3339 at which it is gone.", {"type": "string", "format": "date-time"}),
 )
 _IF_MATCH: Final = header("If-Match", "ETags of which one must be that of the stored entry; * for any entry.")
-_IF_NONE: Final = header("If-None-Match", "* : only if nothing is stored.")
+_IF_NONE: Final = header(
+    "If-None-Match", "*: only if nothing is stored; or ETags of which none may be that of the stored entry."
+)
 _TAG: Final = {"headers": {"ETag": {"description": "The versionstamp, in quotes.", "schema": _TEXT}}}
 
 ENTRY: Final = {
@@ -135,13 +137,14 @@ ENTRY: Final = {
         "The entry at a key",
         parameters=[
             header("If-None-Match", "ETags that the client has: then 304."),
+            _IF_MATCH,
             header("Accept", "application/octet-stream gives a value of bytes as it is."),
         ],
         answers={
             200: {**answer("The entry.", ref("WireEntry"), _JSON, _OCTETS), **_TAG},
             304: answer("The client has it."),
         },
-        refusals=(404, 406),
+        refusals=(404, 406, 412),
     ),
     "PUT": operation(
         "putEntry",
@@ -164,14 +167,14 @@ ENTRY: Final = {
     "DELETE": operation(
         "deleteEntry",
         "Remove an entry",
-        parameters=[_IF_MATCH],
+        parameters=[_IF_MATCH, _IF_NONE],
         answers={200: answer("Whether there was one.", fields(found={"type": "boolean"}))},
         refusals=(412,),
     ),
     "PATCH": operation(
         "touchEntry",
         "Give an entry another expiry; `expire_in` null removes it",
-        parameters=[_IF_MATCH],
+        parameters=[_IF_MATCH, _IF_NONE],
         body=json_body(ref("NewExpiry")),
         answers={200: answer("It has that expiry.", fields(found={"type": "boolean"}))},
         refusals=(404, 412, 413, 415),

@@ -11,7 +11,7 @@ from keyloft.core.records import Batch, Check, Committed, Conflict, Delete, Get,
 from keyloft.core.values import BYTES
 from keyloft.errors import InvalidArgument, VersionConflict
 from keyloft.http import audit_log
-from keyloft.http.conditions import WriteCondition, is_known
+from keyloft.http.conditions import EntryCondition, is_known, is_wanted
 from keyloft.http.context import HttpContext
 from keyloft.http.descriptions import ENTRY
 from keyloft.http.problems import Problem, absent
@@ -61,6 +61,10 @@ class SingleKeys:
         if record is None:
             raise absent(text)
         tag = etag(record.version)
+        if not is_wanted(request, record.version):
+            raise Problem(
+                412, VersionConflict.code, "another version is stored than the request expects", headers=(tag,)
+            )
         if is_known(request, record.version):
             return HttpReply(status=304, headers=(tag,))
         audit_log.read(request.token, "read", store, (text,))
@@ -77,15 +81,15 @@ class SingleKeys:
         store, text, key, engine = self._at(request)
         request.token.check_key(store, key, write=True)
         request.expect_query("expire_in", "expire_at")
-        condition = WriteCondition(request)
+        condition = EntryCondition(request)
         due = _due(request)
         value, encoding = await _value(request)
         new = Set(_TUPLES, key, value, encoding, *due)
         # Touch reports whether there was an entry, which Set does not.
-        mutations = (Touch(_TUPLES, key), new) if condition.is_unconditional else (new,)
+        mutations = (Touch(_TUPLES, key), new) if condition.takes_both else (new,)
         done = await _commit(request, engine, key, text, condition, *mutations)
         audit_log.wrote(request.token, "put", store, (text,), done.version)
-        is_new = condition.must_not_exist or (condition.is_unconditional and not done.found[0])
+        is_new = condition.must_not_exist or (condition.takes_both and not done.found[0])
         return HttpReply(b'{"versionstamp":"%d"}' % done.version, 201 if is_new else 200, headers=(etag(done.version),))
 
     async def delete(self, request: HttpRequest) -> HttpReply:
@@ -93,7 +97,7 @@ class SingleKeys:
         store, text, key, engine = self._at(request)
         request.token.check_key(store, key, write=True)
         request.expect_query()
-        done = await _commit(request, engine, key, text, WriteCondition(request), Delete(_TUPLES, key))
+        done = await _commit(request, engine, key, text, EntryCondition(request), Delete(_TUPLES, key))
         audit_log.wrote(request.token, "delete", store, (text,), done.version)
         return HttpReply(to_json({"found": done.found[0]}))
 
@@ -102,7 +106,7 @@ class SingleKeys:
         store, text, key, engine = self._at(request)
         request.token.check_key(store, key, write=True)
         request.expect_query()
-        condition = WriteCondition(request)
+        condition = EntryCondition(request)
         given = await request.message(NewExpiry, limits.HTTP_SMALL_BODY_BYTES)
         assert isinstance(given, NewExpiry)
         touch = Touch(_TUPLES, key, *touched_expiry(given.expire_in, given.expire_at))
@@ -166,7 +170,7 @@ def _wants_bytes(request: HttpRequest) -> bool:
 
 
 async def _commit(
-    request: HttpRequest, engine: Engine, key: bytes, text: str, condition: WriteCondition, *mutations: Mutation
+    request: HttpRequest, engine: Engine, key: bytes, text: str, condition: EntryCondition, *mutations: Mutation
 ) -> Committed:
     """Commit if the condition is met.
 

@@ -13,6 +13,7 @@ from uvicorn.config import Config as UvicornConfig
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.http.connections import ConnectionTable, HttpConnection, check_uvicorn
+from keyloft.http.meters import HttpMeters
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,12 @@ class HttpListener(AsyncClosing):
     """An HTTP server for one ASGI application. It handles no signals: its owner ends it."""
 
     def __init__(
-        self, app: Any, *, tls: ssl.SSLContext | None = None, connections: int = limits.HTTP_CONNECTIONS
+        self,
+        app: Any,
+        *,
+        tls: ssl.SSLContext | None = None,
+        connections: int = limits.HTTP_CONNECTIONS,
+        meters: HttpMeters | None = None,
     ) -> None:
         """Prepare it.
 
@@ -29,10 +35,12 @@ class HttpListener(AsyncClosing):
             app: The ASGI application.
             tls: The certificate and key, for HTTPS.
             connections: How many there may be at a time.
+            meters: Count them.
         """
         self._app = app
         self._tls = tls
         self._most = connections
+        self._meters = meters or HttpMeters()
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
 
@@ -45,7 +53,7 @@ class HttpListener(AsyncClosing):
         """
         check_uvicorn()
         loop = asyncio.get_running_loop()
-        self._table = ConnectionTable(_within_open_files(self._most), loop.time)
+        self._table = ConnectionTable(_within_open_files(self._most), loop.time, self._meters)
         config = UvicornConfig(
             self._app,
             http=HttpConnection,

@@ -7,7 +7,8 @@ import msgspec
 
 from keyloft import limits
 from keyloft.core.json_text import check_syntax, on_any_stack
-from keyloft.errors import InvalidArgument, MissingField, ValueTooLarge
+from keyloft.errors import InvalidArgument, ValueTooLarge
+from keyloft.http.body_errors import body_error
 from keyloft.http.problems import Problem
 from keyloft.http.replies import AsgiReceive, AsgiScope, AsgiSend, Headers
 
@@ -208,10 +209,7 @@ def _decoded(data: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
         return on_any_stack(msgspec.json.Decoder(kind).decode, data)
     except msgspec.ValidationError as error:
         check_syntax(data)
-        message = str(error).replace("`", "")
-        if "missing required field" in message:
-            raise MissingField(message) from None
-        raise InvalidArgument(f"body: {message}") from None
+        raise body_error(error, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         check_syntax(data)
         raise InvalidArgument("body: a text in it is not Unicode") from None

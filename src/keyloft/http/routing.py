@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
@@ -44,18 +45,21 @@ class HttpEndpoint:
     def __init__(self, context: HttpContext, route: ApiRoute) -> None:
         self._context = context
         self._is_public = route.is_public
+        self._meter = context.meters.of(route.path)
         self._handlers = dict(route.handlers)
         if "GET" in self._handlers:
             self._handlers.setdefault("HEAD", self._handlers["GET"])
         self._allowed = ", ".join(self._handlers).encode()
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        began = perf_counter()
         more: Headers = ()
         reply: HttpReply | None
         try:
             token = PUBLIC
             if not self._is_public:
                 if (allowed := self._context.origins.preflight(scope)) is not None:
+                    self._meter.answered(204, perf_counter() - began)
                     return await HttpReply(status=204, headers=allowed).send(send)
                 more = self._context.origins.check(scope)
                 token = await self._authenticated(scope)
@@ -69,7 +73,7 @@ class HttpEndpoint:
                 )
             reply = await handler(HttpRequest(scope, receive, send, token, more))
             if reply is None:
-                return None
+                return self._meter.ended(200)
         except Problem as problem:
             reply = problem.reply()
         except KeyloftError as error:
@@ -77,10 +81,11 @@ class HttpEndpoint:
                 logger.error("a request over HTTP failed: %s: %s", error.code, error)
             reply = problem_of(error).reply()
         except ClientGone:
-            return None
+            return self._meter.ended(0)
         except Exception:
             logger.exception("a request over HTTP failed unexpectedly")
             reply = problem_of(KeyloftError()).reply()
+        self._meter.answered(reply.status, perf_counter() - began)
         return await reply.send(send, more)
 
     async def _authenticated(self, scope: AsgiScope) -> AccessToken:

@@ -41,10 +41,6 @@ class ServiceAccess:
             raise unavailable("the service is starting, or connects to NATS: try again soon")
         return self.current
 
-    def arriving(self, owner: str) -> int:
-        """The size of the bodies that an owner's clients are sending."""
-        return self._arriving[owner]
-
     async def body(self, request: HttpRequest, names: Sequence[str]) -> bytes:
         """The body of a request, which counts as its owner's already while it arrives.
 

@@ -89,7 +89,7 @@ class WatchHandler:
             stream = access.service().event_stream()
         except NoService as error:
             raise unavailable(str(error)) from None
-        context.listeners += 1
+        context.meters.watches += 1
         self._streams.add(stream)
         try:
             reply = await access.ask(request, names, WATCH, data, stream)
@@ -98,7 +98,7 @@ class WatchHandler:
             self._operations.log(request.token, names, WATCH, data, is_read=True)
             await _Sending(context, request, stream).run(_read_begun(reply).version)
         finally:
-            context.listeners -= 1
+            context.meters.watches -= 1
             self._streams.discard(stream)
             await stream.aclose()
 

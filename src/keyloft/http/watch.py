@@ -102,11 +102,11 @@ class ChannelTable:
             return HttpReply(content_type=EVENTS_TYPE)
         stream = EventStream(request)
         self._streams[stream] = None
-        self._context.listeners += 1
+        self._context.meters.watches += 1
         try:
             await self._listen(store, asks, since, stream)
         finally:
-            self._context.listeners -= 1
+            self._context.meters.watches -= 1
             del self._streams[stream]
         return None
 

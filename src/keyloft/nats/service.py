@@ -265,6 +265,9 @@ class NatsService(AsyncClosing):
             if name == WATCH:
                 operation = self._watches[f"{prefix}."]
             owner, about = self._owner_of(names)
+        except InvalidSubject as error:
+            about_subjects = f"a subject is {self._shown_prefix}.{self._subject_form}: {error}"
+            return Route("", RefusedOperation(InvalidSubject, about_subjects), None)
         except KeyloftError as error:
             return Route("", RefusedOperation(type(error), str(error)), None)
         return Route(owner, operation, about)
@@ -277,9 +280,7 @@ class NatsService(AsyncClosing):
         """
         if (operation := self._operations.get(name)) is None:
             operations = ", ".join(self._operations)
-            raise InvalidSubject(
-                f"a subject is {self._shown_prefix}.{self._subject_form}, the operation one of {operations}"
-            )
+            raise InvalidSubject(f"the operation is one of {operations}")
         return operation
 
     @property

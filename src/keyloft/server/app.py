@@ -24,6 +24,7 @@ from keyloft.errors import (
     NotPermitted,
     Unanswered,
 )
+from keyloft.http.meters import HttpMeters
 from keyloft.http.monitoring import CLOSE, unavailable
 from keyloft.http.page.service import NatsState
 from keyloft.http.replies import TEXT_TYPE, HttpReply
@@ -125,11 +126,13 @@ class App:
         self._tenants = ServiceMeters()
         self._usage = PluginUsage(self._db, config.plugin_quotas())
         self._engine: Engine | None = None
+        requests = HttpMeters()
         self._metrics = Metrics(
             self._meters,
             self._usage,
             self._signals,
             self._tenants,
+            requests,
             prefix=config.metrics_prefix,
             health=self._servers,
         )
@@ -144,7 +147,7 @@ class App:
             signals=self._signals,
             nats=self._nats_state,
         )
-        self.http = HttpService(config, self, self._page)
+        self.http = HttpService(config, self, self._page, requests)
         self._is_open = False
         self._is_serving = False
         self._group: QueueGroup | None = None

@@ -11,6 +11,7 @@ from keyloft.errors import InvalidArgument
 from keyloft.http.app import HttpApp
 from keyloft.http.context import HttpContext, Monitoring
 from keyloft.http.listener import HttpListener, tls_context
+from keyloft.http.meters import HttpMeters
 from keyloft.http.origins import Origins
 from keyloft.http.page.service import ServiceParts
 from keyloft.http.token_file import ValidTokens
@@ -25,13 +26,14 @@ logger = logging.getLogger(__name__)
 class HttpService(AsyncClosing):
     """Serves metrics, health and, where there are tokens, the API, from before the database is open until the end."""
 
-    def __init__(self, config: Config, monitoring: Monitoring, service: ServiceParts) -> None:
+    def __init__(self, config: Config, monitoring: Monitoring, service: ServiceParts, meters: HttpMeters) -> None:
         """Read the tokens and the certificate.
 
         Args:
             config: The settings.
             monitoring: What the pages without a token show.
             service: What the admin page shows.
+            meters: Count requests and connections.
 
         Raises:
             InvalidArgument: One of them can't be read.
@@ -50,14 +52,18 @@ class HttpService(AsyncClosing):
         address = config.http_address()
         hosts = (*config.http_hosts, *([address[0]] if address else ()))
         origins = Origins(hosts, config.http_origins)
-        self._context = HttpContext(monitoring, self._tokens, origins, connections=config.http_connections)
+        self._context = HttpContext(
+            monitoring, self._tokens, origins, connections=config.http_connections, meters=meters
+        )
         if config.http_page != OFF:
             self._context.service = service
         self.address: str | None = None
         """Its URL, once it listens."""
         self.absence = OFF
         """Why it does not listen."""
-        self._listener = HttpListener(HttpApp(self._context), tls=self._tls, connections=config.http_connections)
+        self._listener = HttpListener(
+            HttpApp(self._context), tls=self._tls, connections=config.http_connections, meters=meters
+        )
 
     @property
     def has_api(self) -> bool:

@@ -9,7 +9,8 @@ from keyloft import limits
 from keyloft.core.health import ServerHealth
 from keyloft.core.records import Used
 from keyloft.errors import KeyloftError
-from keyloft.nats.meters import OTHER, ServiceMeters
+from keyloft.http.meters import STATUS_CLASSES, UNKNOWN, HttpMeters
+from keyloft.nats.meters import OTHER, Histogram, ServiceMeters
 from keyloft.plugins.meters import Meters
 from keyloft.plugins.rules import OPERATIONS
 from keyloft.plugins.usage import PluginUsage
@@ -42,6 +43,7 @@ class Metrics:
         usage: PluginUsage,
         signals: Signals | None = None,
         tenants: ServiceMeters | None = None,
+        http: HttpMeters | None = None,
         *,
         prefix: str,
         health: Callable[[], ServerHealth | None] = lambda: None,
@@ -51,6 +53,7 @@ class Metrics:
         usage: What plugins store.
         signals: The counters and alerts of the semantic store.
         tenants: The counters of the semantic service.
+        http: The counters of HTTP.
         prefix: What the names of the metrics begin with.
         health: What is known of the servers of the database.
         """
@@ -59,6 +62,7 @@ class Metrics:
         self._usage = usage
         self._signals = signals or Signals()
         self._tenants = tenants or ServiceMeters()
+        self._http = http or HttpMeters()
         self._prefix = prefix
 
     async def render(self) -> bytes:
@@ -100,6 +104,7 @@ class Metrics:
         yield _Family("histogram", "semantic_duration_seconds", "Duration of a request", ["operation"], taken)
         yield from _watches("semantic", "tenant", self._tenants)
         yield from _failures("semantic", "tenant", self._tenants)
+        yield from _over_http(self._http)
         yield from _servers(self._health())
 
 
@@ -136,6 +141,28 @@ def _failures(interface: str, owner: str, meters: ServiceMeters) -> Iterator[_Fa
     dropped: _Samples = [([name], meter.dropped) for name, meter in owners if meter.dropped]
     about = "Messages without a reply subject that were dropped, because too much was waiting"
     yield _Family("counter", f"{interface}_dropped", about, [owner], dropped or [([OTHER], 0)])
+
+
+def _over_http(meters: HttpMeters) -> Iterator[_Family]:
+    """Requests by route. Every route has its answers from the start; other rows come with the first such request."""
+    routes = meters.routes.items()
+    answers: _Samples = [
+        ([route, status], meter.statuses[at])
+        for route, meter in routes
+        for at, status in enumerate(STATUS_CLASSES)
+        if meter.statuses[at] or status == "2xx"
+    ]
+    about = "Requests over HTTP that were answered, and watches that ended; none: the client hung up before"
+    yield _Family("counter", "http_requests", about, ["route", "status"], answers)
+    used: _Samples = [([route], meter.durations.copied()) for route, meter in routes if meter.durations.count]
+    used = used or [([UNKNOWN], Histogram().copied())]
+    about = "Duration of a request over HTTP, without watches"
+    yield _Family("histogram", "http_duration_seconds", about, ["route"], used)
+    yield _Family("gauge", "http_connections", "Connections of HTTP clients", (), [((), meters.connections)])
+    about = "Connections that were ended or refused, because there were too many"
+    yield _Family("counter", "http_refused_connections", about, (), [((), meters.refused_connections)])
+    about = "Watches over HTTP, and open admin pages"
+    yield _Family("gauge", "http_watches", about, (), [((), meters.watches)])
 
 
 def _servers(health: ServerHealth | None) -> Iterator[_Family]:

@@ -353,4 +353,4 @@ async def test_a_service_can_be_without_a_page() -> None:
         assert page.context.service is not None
         for mode, expected in (("off", False), ("full", True), ("read-only", True)):
             config = Config(http_page=mode, http_token="a-token-of-this-test", http="off")  # type: ignore[arg-type]
-            assert HttpService(config, StillPages(), page.context.service).has_page is expected
+            assert HttpService(config, StillPages(), page.context.service, page.context.meters).has_page is expected

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import perf_counter
 from typing import TypeAlias
 
 from starlette.routing import Route
@@ -39,6 +40,7 @@ class AdminPage:
 
     def __init__(self, context: HttpContext, service: ServiceParts) -> None:
         self._context = context
+        self.meter = context.meters.of(HOME)
         self._is_read_only = service.is_read_only
         self.sessions = SessionTable(context.tokens)
         self.sampler = RateSampler(service, lambda: context.engine)
@@ -152,6 +154,7 @@ class PageEndpoint:
             self._handlers.setdefault("HEAD", self._handlers["GET"])
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        began = perf_counter()
         request = HttpRequest(scope, receive, send, PUBLIC, SAFE_HEADERS)
         reply: HttpReply | None
         try:
@@ -163,7 +166,7 @@ class PageEndpoint:
                 raise Problem(405, "METHOD_NOT_ALLOWED", f"this path takes {allowed}", headers=headers)
             reply = await handler(request)
             if reply is None:
-                return None
+                return self._page.meter.ended(200)
         except Problem as problem:
             reply = self._page.error(problem, request)
         except KeyloftError as error:
@@ -171,10 +174,11 @@ class PageEndpoint:
                 logger.error("a request of the admin page failed: %s: %s", error.code, error)
             reply = self._page.error(problem_of(error), request)
         except ClientGone:
-            return None
+            return self._page.meter.ended(0)
         except Exception:
             logger.exception("a request of the admin page failed unexpectedly")
             reply = self._page.error(problem_of(KeyloftError()), request)
+        self._page.meter.answered(reply.status, perf_counter() - began)
         return await reply.send(send, request.origin_headers)
 
 

@@ -110,7 +110,7 @@ class LiveViews:
             view = self._views[key] = LiveView(address, session)
         page = _OpenPage(stream, cookie)
         self._open += 1
-        self._context.listeners += 1
+        self._context.meters.watches += 1
         try:
             await stream.begin()
             view.pages[page] = None
@@ -120,7 +120,7 @@ class LiveViews:
             await stream.until_end()
         finally:
             self._open -= 1
-            self._context.listeners -= 1
+            self._context.meters.watches -= 1
             view.pages.pop(page, None)
             if not view.pages and self._views.get(key) is view:
                 del self._views[key]
