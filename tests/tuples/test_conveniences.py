@@ -24,7 +24,7 @@ from keyloft import (
     Store,
     VersionConflict,
 )
-from keyloft.core.keys import TupleKey
+from keyloft.core.keys import Part, TupleKey
 from keyloft.core.records import Scan
 from tests.support.postgres import database_url
 
@@ -200,6 +200,17 @@ class TestChildren:
         read.clear()
         assert len(await memory.children(("flat",))) == 2000
         assert len(read) < 20
+
+    @pytest.mark.parametrize("reverse", [False, True])
+    async def test_parts_with_zero_bytes_are_children_of_their_own(self, kv: Store, reverse: bool) -> None:
+        parts: list[Part] = [b"a", b"a\x00", b"a\x00\x00b", b"a\x00\xff", b"a\x01"]
+        parts += ["a", "a\x00", "a\x00\x00b", "a\x01", "a\xff", 1, 1.5, True]
+        await kv.set_many([(("up", part, deep), 1) for part in parts for deep in range(3)])
+        children = [("up", part) for part in parts]
+        if reverse:
+            children.reverse()
+        assert await kv.children(("up",), reverse=reverse) == children
+        assert await kv.scoped(("up",)).children(reverse=reverse) == [(part,) for _, part in children]
 
 
 class TestScoped:
