@@ -193,6 +193,11 @@ class ScopedEngine(InnerEngine):
             )
 
 
+def whole_database(engine: Engine) -> Engine:
+    """The engine of the whole database that an engine shows tuples of; most engines are that themselves."""
+    return engine.database if isinstance(engine, InnerEngine) else engine
+
+
 class _InnerWatch:
     """A watch whose changes have keys as an inner engine shows them."""
 

@@ -23,7 +23,7 @@ from keyloft.tuples import typed
 from keyloft.tuples.atomic import Atomic, check_number, commit
 from keyloft.tuples.entries import Entry, entry_of
 from keyloft.tuples.expiries import UNSET, expiry, new_expiry
-from keyloft.tuples.named import InnerEngine, ScopedEngine
+from keyloft.tuples.named import ScopedEngine, whole_database
 from keyloft.tuples.reads import StoreReads, several
 from keyloft.tuples.selector import Selector
 from keyloft.tuples.updates import change
@@ -302,7 +302,7 @@ class Store(StoreReads):
 
     @property
     def _database(self) -> Engine:
-        return self.engine.database if isinstance(self.engine, InnerEngine) else self.engine
+        return whole_database(self.engine)
 
     async def aclose(self) -> None:
         """Finish the writes under way, end the watches and close the database. A second call does nothing."""
