@@ -66,6 +66,20 @@ def test_everyday_calls_on_every_engine(url: str | None) -> None:
     kv.close()
 
 
+def test_an_entry_of_a_scoped_store_is_checked_there(url: str | None) -> None:
+    with keyloft.open_sync(url) as kv:
+        below = kv.scoped(("app",))
+        below.set(("k",), 1)
+        for entry in (below.get(("k",)), *below.list(), below.get(("absent",))):
+            with pytest.raises(InvalidArgument, match="check: this entry was read from another store"):
+                kv.atomic().check(entry)
+            with pytest.raises(InvalidArgument, match="check: this entry was read from another store"):
+                below.scoped(("x",)).atomic().check(entry)
+            assert below.atomic().check(entry).set(("n",), 1).commit()
+        with pytest.raises(InvalidArgument, match="check: this entry was read from another store"):
+            below.atomic().check(kv.get(("app", "k")))
+
+
 def test_closing_the_store_ends_its_watches_and_threads(url: str | None) -> None:
     before = set(threading.enumerate())
     kv = keyloft.open_sync(url)
