@@ -640,6 +640,9 @@ LONG_BATCH_OPERATIONS: Final = 1000
 LOOP_END_SECONDS: Final = 5.0
 """How long the event loop of a synchronous store waits, at its end, for coroutines that it has cancelled."""
 
+WITHDRAWAL_SECONDS: Final = 1.0
+"""How long a call that a signal has interrupted waits for another thread that may be committing its batch."""
+
 LOST_GROUP_SECONDS: Final = 1.0
 """A group that takes longer is checked: an exception in the event loop may have lost it."""
 

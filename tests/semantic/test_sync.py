@@ -7,8 +7,8 @@ import pytest
 
 import keyloft
 from keyloft.admin import sync as admin
-from keyloft.errors import Closed, LockHeld, LockLost, ReentrantCall, VersionConflict
-from keyloft.semantic import Semantics, SyncSemanticStore
+from keyloft.errors import Closed, InvalidArgument, LockHeld, LockLost, ReentrantCall, VersionConflict
+from keyloft.semantic import SemanticStore, Semantics, SyncSemanticStore
 from tests.support.postgres import database_url
 
 PROJECT = "tenant/acme/project/web"
@@ -58,6 +58,30 @@ def test_entries_locks_checkpoints_and_flags(url: str | None) -> None:
     with pytest.raises(Closed):
         store.get(KEY)
     store.close()
+
+
+@pytest.mark.parametrize("name", [None, "shop"])
+def test_a_semantic_store_on_a_named_store_is_that_of_the_database(url: str | None, name: str | None) -> None:
+    with keyloft.open_sync(url, name=name) as kv, SyncSemanticStore(kv) as store:
+        put = store.put(KEY, 1, expected_version=0, writer="h:s", semantics=CURSOR)
+        assert store.get(KEY) == put
+        assert [record.action for record in store.audit(KEY)] == ["put"]
+        with pytest.raises(InvalidArgument, match="kv: a semantic store has no prefix"):
+            SyncSemanticStore(kv.scoped(("a",)))
+    if url is not None:
+        with keyloft.open_sync(url) as kv, SyncSemanticStore(kv) as store:
+            assert store.get(KEY) == put
+
+
+async def test_and_so_it_is_with_an_event_loop(url: str | None) -> None:
+    async with keyloft.open(url, name="shop") as kv, SemanticStore(kv) as store:
+        put = await store.put(KEY, 1, expected_version=0, writer="h:s", semantics=CURSOR)
+        async with store.watch(KEY) as watching:
+            assert await anext(watching) == put
+        async with store.lock(f"{PROJECT}/locks/sync", writer="h:s") as lock:
+            await store.put(KEY, 2, expected_version=put.version, writer="h:s", semantics=CURSOR, fence=lock.fence)
+        with pytest.raises(InvalidArgument, match="pass the store that it was made of"):
+            SemanticStore(kv.scoped(("a",)))
 
 
 def test_a_lost_lock_is_raised_at_the_end_of_its_block(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Everyday calls: a default, add, pop, increment, update, children, scoped stores, and expiry at a moment."""
 
 import asyncio
+import json
+import pickle
 import random
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import keyloft
@@ -24,7 +27,7 @@ from keyloft import (
     Store,
     VersionConflict,
 )
-from keyloft.core.keys import TupleKey
+from keyloft.core.keys import Part, TupleKey
 from keyloft.core.records import Scan
 from tests.support.postgres import database_url
 
@@ -201,6 +204,17 @@ class TestChildren:
         assert len(await memory.children(("flat",))) == 2000
         assert len(read) < 20
 
+    @pytest.mark.parametrize("reverse", [False, True])
+    async def test_parts_with_zero_bytes_are_children_of_their_own(self, kv: Store, reverse: bool) -> None:
+        parts: list[Part] = [b"a", b"a\x00", b"a\x00\x00b", b"a\x00\xff", b"a\x01"]
+        parts += ["a", "a\x00", "a\x00\x00b", "a\x01", "a\xff", 1, 1.5, True]
+        await kv.set_many([(("up", part, deep), 1) for part in parts for deep in range(3)])
+        children = [("up", part) for part in parts]
+        if reverse:
+            children.reverse()
+        assert await kv.children(("up",), reverse=reverse) == children
+        assert await kv.scoped(("up",)).children(reverse=reverse) == [(part,) for _, part in children]
+
 
 class TestScoped:
     async def test_keys_are_relative_both_ways(self, kv: Store) -> None:
@@ -245,6 +259,56 @@ class TestScoped:
         with pytest.raises(NotACounter, match=r"at \('k',\)"):
             await below.atomic().sum(("k",), 1).commit()
         assert (await kv.get(("app", "n"))).value == U64(1)
+
+    async def test_an_entry_is_checked_where_it_was_read(self, kv: Store, url: str | None) -> None:
+        below = kv.scoped(("app",))
+        inner = below.scoped((7,))
+        await kv.set_many({("k",): 1, ("app", "k"): 2, ("app", 7, "k"): 3})
+        stores = {"kv": kv, "below": below, "inner": inner}
+        for store in stores.values():
+            async with store.watch(("k",)) as watch, store.watch(prefix=(), since=0) as changes:
+                lost = await store.atomic().check(("k",), 1).commit()
+                entries = [
+                    await store.get(("k",)),
+                    await store.get(["absent"]),
+                    *await store.get_many([("k",)]),
+                    *[entry for entry in await store.list() if entry.key == ("k",)],
+                    *[entry for entry in await asyncio.wait_for(anext(changes), 30) if entry.key == ("k",)],
+                    *await asyncio.wait_for(anext(watch), 30),
+                    *lost.conflicts,
+                    await store.update(("updated",), lambda _: 1),
+                    await store.pop(("absent",)),
+                ]
+            assert len(entries) == 9
+            entries += [pickle.loads(pickle.dumps(entry)) for entry in entries]
+            for entry in entries:
+                assert type(entry.key) is tuple or store is not kv
+                assert await store.atomic().check(entry).commit(), entry
+                assert await store.scoped(()).atomic().check(entry).commit()
+                for other in stores.values():
+                    if other is not store:
+                        with pytest.raises(InvalidArgument, match="check: this entry was read from another store"):
+                            other.atomic().check(entry)
+        assert await below.scoped((7,)).atomic().check(await kv.scoped(("app", 7)).get(("k",))).commit()
+        read = await below.get(("k",))
+        assert await kv.atomic().check(("app", *read.key), read.versionstamp).set(("app", *read.key), 4).commit()
+        if url is not None:
+            async with keyloft.open(url, name="shop", sweep_every=None) as shop:
+                with pytest.raises(InvalidArgument, match="read from another store"):
+                    kv.atomic().check(await shop.get(("k",)))
+                with pytest.raises(InvalidArgument, match="read from another store"):
+                    shop.atomic().check(await kv.get(("k",)))
+                assert await shop.atomic().check(await shop.get(("k",))).commit()
+
+    async def test_its_entries_are_plain_to_others(self, memory: Store) -> None:
+        below = memory.scoped(("app",))
+        await below.set(("k", 1), "v")
+        entry = await below.get(("k", 1))
+        assert entry == Entry(("k", 1), "v", entry.versionstamp)
+        assert hash(entry) == hash(Entry(("k", 1), "v", entry.versionstamp))
+        assert repr(entry) == f"Entry(key=('k', 1), value='v', versionstamp={entry.versionstamp}, expires_at=None)"
+        assert json.loads(json.dumps(entry, default=Entry.asdict))["key"] == ["k", 1]
+        assert msgspec.json.decode(msgspec.json.encode(entry))["key"] == ["k", 1]
 
     async def test_it_is_the_same_store(self, clock: ManualClock) -> None:
         async with keyloft.open(name="shop", clock=clock, sweep_every=None, max_value_bytes=10) as kv:

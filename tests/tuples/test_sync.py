@@ -66,6 +66,20 @@ def test_everyday_calls_on_every_engine(url: str | None) -> None:
     kv.close()
 
 
+def test_an_entry_of_a_scoped_store_is_checked_there(url: str | None) -> None:
+    with keyloft.open_sync(url) as kv:
+        below = kv.scoped(("app",))
+        below.set(("k",), 1)
+        for entry in (below.get(("k",)), *below.list(), below.get(("absent",))):
+            with pytest.raises(InvalidArgument, match="check: this entry was read from another store"):
+                kv.atomic().check(entry)
+            with pytest.raises(InvalidArgument, match="check: this entry was read from another store"):
+                below.scoped(("x",)).atomic().check(entry)
+            assert below.atomic().check(entry).set(("n",), 1).commit()
+        with pytest.raises(InvalidArgument, match="check: this entry was read from another store"):
+            below.atomic().check(kv.get(("app", "k")))
+
+
 def test_closing_the_store_ends_its_watches_and_threads(url: str | None) -> None:
     before = set(threading.enumerate())
     kv = keyloft.open_sync(url)
@@ -153,6 +167,77 @@ def test_a_signal_handler_that_uses_a_store_in_the_middle_of_a_call_never_hangs(
             assert getattr(found[0], "value", None) == 3
             assert found[2] == 1
         assert [entry.value for entry in next(watching)] == [3 if in_memory else 4]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_what_a_signal_handler_raises_reaches_the_interrupted_caller(in_memory: bool, tmp_path: Path) -> None:
+    """A handler of SIGALRM that raises TimeoutError, for example, is common."""
+
+    def give_up() -> None:
+        raise TimeoutError("the handler's")
+
+    clock = InterruptingClock()
+    with keyloft.open_sync(None if in_memory else tmp_path / "app.db", clock=clock, sweep_every=None) as kv:
+        calls: list[Callable[[], object]] = [
+            lambda: kv.set(("k",), 1),
+            lambda: kv.increment(("k",)),
+            lambda: kv.atomic().check(("k",), None).set(("k",), 1).commit(),
+        ]
+        for call in calls:
+            clock.handler = give_up
+            with pytest.raises(TimeoutError, match="the handler's"):
+                call()
+            assert not kv.get(("k",)).exists
+        kv.set(("k",), 1)
+
+
+def test_an_interrupted_write_that_another_thread_commits_is_decided_when_its_caller_goes_on(tmp_path: Path) -> None:
+    """Otherwise the caller reads the old value, and a moment later the one that it has given up."""
+    held, both_wait, is_interrupted, has_read = (threading.Event() for _ in range(4))
+    main = threading.main_thread()
+
+    def interrupt(*_: object) -> None:
+        is_interrupted.set()
+        raise KeyboardInterrupt
+
+    def first_commit() -> None:
+        held.set()
+        assert both_wait.wait(LONGEST_SECONDS)
+
+    def group() -> None:
+        signal.pthread_kill(main.ident or 0, signal.SIGUSR1)
+        assert is_interrupted.wait(LONGEST_SECONDS)
+        has_read.wait(0.2)  # a caller that does not wait for this commit reads now
+
+    clock, earlier = InterruptingClock(), signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with keyloft.open_sync(tmp_path / "app.db", clock=clock, sweep_every=None) as kv:
+            queue = kv._inner.engine._queue  # type: ignore[attr-defined]
+            clock.handler = first_commit
+            threads = [threading.Thread(target=kv.set, args=((name,), 1)) for name in ("a", "b")]
+            threads[0].start()
+            assert held.wait(LONGEST_SECONDS)
+            threads[1].start()
+            while len(queue._waiting) < 1:
+                pass
+            clock.handler = group
+
+            def release() -> None:
+                while len(queue._waiting) < 2:
+                    pass
+                both_wait.set()
+
+            threads.append(threading.Thread(target=release))
+            threads[2].start()
+            with pytest.raises(KeyboardInterrupt):
+                kv.set(("mine",), 1)
+            seen = kv.get(("mine",)).exists
+            has_read.set()
+            for thread in threads:
+                thread.join(LONGEST_SECONDS)
+            assert kv.get(("mine",)).exists == seen
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
 
 
 def test_a_signal_handler_may_call_a_store_on_a_loop_that_its_thread_waits_for() -> None:

@@ -29,9 +29,22 @@ from keyloft.semantic.monitoring import Alert, Signals
 from keyloft.semantic.planning import Retention
 from keyloft.semantic.workflows import Workflows
 from keyloft.semantic.writes import Written
+from keyloft.tuples.named import ScopedEngine, whole_database
 from keyloft.tuples.store import Store
 
 logger = logging.getLogger(__name__)
+
+
+def check_not_scoped(kv: Store) -> None:
+    """Refuse a scoped store, whose prefix would hold for its tuples alone.
+
+    Raises:
+        InvalidArgument: It is one.
+    """
+    if isinstance(kv.engine, ScopedEngine):
+        raise InvalidArgument(
+            "kv: a semantic store has no prefix, and this store is scoped to one: pass the store that it was made of"
+        )
 
 
 class SemanticStore(AsyncClosing, Workflows):
@@ -61,7 +74,8 @@ class SemanticStore(AsyncClosing, Workflows):
         signals: Signals | None = None,
     ) -> None:
         """Args:
-        kv: An open store, which the caller closes. The tuple store and the semantic store share no keys.
+        kv: An open store, which the caller closes. The tuple store and the semantic store share no keys; of a named
+            store, the semantic store is that of the whole database.
         audit_key: The secret of the audit's hashes; without it the environment's KEYLOFT_AUDIT_KEY. Without either, a
             random key is kept in the database: a reader of the database can then guess small values.
         purposes: Purposes of entries besides checkpoint, feature_flag, lock, cursor, config and index_version.
@@ -74,6 +88,7 @@ class SemanticStore(AsyncClosing, Workflows):
         """
         if not isinstance(kv, Store):
             raise rules.wrong("kv", "an open store, as in `async with keyloft.open(…) as kv`", kv)
+        check_not_scoped(kv)
         if isinstance(purposes, str):
             raise rules.wrong("purposes", "several names, as in ['lease']", purposes)
         self._kv = kv
@@ -87,7 +102,7 @@ class SemanticStore(AsyncClosing, Workflows):
             deleted=rules.milliseconds("restore_within", restore_within),
             audit=rules.milliseconds("audit_retention", audit_retention),
         )
-        self._committer = Committer(kv.engine, self.signals, retention, configured_hasher(audit_key))
+        self._committer = Committer(whole_database(kv.engine), self.signals, retention, configured_hasher(audit_key))
         self.dead_letters = DeadLetters(self._committer)
         """Writes that were given up: to be listed, retried or dropped."""
         super().__init__(self.dead_letters, StoredLocks(self._committer))

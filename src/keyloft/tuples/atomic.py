@@ -29,6 +29,7 @@ from keyloft.errors import CounterOutOfRange, InvalidArgument, InvalidValueType,
 from keyloft.tuples import typed
 from keyloft.tuples.entries import Entry, entry_of
 from keyloft.tuples.expiries import UNSET, expiry, new_expiry
+from keyloft.tuples.named import InnerEngine, key_maker, origin
 
 _MISSING: Any = object()
 
@@ -76,10 +77,14 @@ class Atomic:
     @overload
     def check(self, key: KeyLike, /, versionstamp: int | None) -> "Atomic": ...
     def check(self, at: Entry | KeyLike, /, versionstamp: int | None = _MISSING) -> "Atomic":
-        """Commit only if the key's versionstamp is still this one; None: only if nothing is stored there."""
+        """Commit only if the key's versionstamp is still this one; None: only if nothing is stored there.
+
+        An entry must come from the store of this atomic: in a scoped store, its key begins after the prefix.
+        """
         key: KeyLike
         if isinstance(at, Entry) and versionstamp is _MISSING:
             key, versionstamp = at.key, at.versionstamp
+            self._check_origin(at.key)
         elif not isinstance(at, Entry) and versionstamp is not _MISSING:
             key = at
         else:
@@ -88,6 +93,14 @@ class Atomic:
             raise InvalidArgument(f"versionstamp: expected an int or None, got {type(versionstamp).__name__}")
         self._checks.append(Check(Space.TUPLES, keys.encode(key), versionstamp))
         return self
+
+    def _check_origin(self, key: TupleKey) -> None:
+        """Refuse the key of an entry of another store: it would be another key here."""
+        if origin(key) != (self._engine.origin if isinstance(self._engine, InnerEngine) else b""):
+            raise InvalidArgument(
+                "check: this entry was read from another store, and in a scoped or a named store keys begin elsewhere: "
+                "call atomic() of the store that has read it, or pass the key that it has here and its versionstamp"
+            )
 
     def set(
         self,
@@ -198,7 +211,8 @@ class Atomic:
             new = [next(numbers) if isinstance(each, CounterOperation) else None for each in self._mutations]
             appended = [(*before, outcome.version, *after) for before, after in self._appended]
             return CommitResult(outcome.version, (), tuple(new), tuple(appended))
-        conflicts = [entry_of(keys.decode(failed.check.key), failed.current) for failed in outcome.failed]
+        make_key = key_maker(self._engine)
+        conflicts = [entry_of(make_key(keys.decode(failed.check.key)), failed.current) for failed in outcome.failed]
         return CommitResult(None, tuple(conflicts))
 
     def _add(self, mutation: Mutation) -> "Atomic":

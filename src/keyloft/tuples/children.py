@@ -36,12 +36,14 @@ class Children(LazyList[TupleKey]):
         scan, left = self._selector.scan(1, keys_only=True), self._limit
         while left > 0:
             [page] = await self._engine.read(scan)
-            met, below = 0, b""
+            met, below, end = 0, b"", b""
             for key in page.keys:
-                if met and key.startswith(below):
+                # Not by `startswith`: what is stored for "a" also begins what is stored for "a\0b".
+                if below <= key < end:
                     continue
                 child = keys.decode(key)[: self._parts]
                 below = keys.encode_prefix(child)
+                end = below + keys.LAST
                 met += 1
                 yield child
                 if met == left:

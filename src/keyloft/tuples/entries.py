@@ -123,17 +123,21 @@ def _expiry_time(due: int) -> datetime:
     return moment
 
 
-def entries_of(page: Page, codec: Codec | None = None) -> Iterator[Entry]:
+def entries_of(
+    page: Page, codec: Codec | None = None, make_key: Callable[[TupleKey], TupleKey] = tuple
+) -> Iterator[Entry]:
     """The entries of a page of records; a damaged one raises in its position, and the iteration can continue."""
     decode_many = values.decode_json_many if codec is None else codec.decode_json_many
     try:
         found = keys.decode_many(page.keys)
+        if make_key is not tuple:
+            found = list(map(make_key, found))
         # Most pages hold only JSON without an expiry: one map call decodes them (`scripts/bench embedded`, row «list»).
         if not any(page.encodings) and not any(page.expiries):
             return iter(list(map(Entry, found, decode_many(page.values), page.versions)))
         return iter([entry_of(key, record, codec) for key, record in zip(found, page, strict=True)])
     except (Undecodable, TypeError, RecursionError):
-        return _OneByOne(page, lambda record: entry_of(keys.decode(record.key), record, codec))
+        return _OneByOne(page, lambda record: entry_of(make_key(keys.decode(record.key)), record, codec))
 
 
 def keys_of(page: Page) -> Iterator[TupleKey]:

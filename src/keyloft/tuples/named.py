@@ -5,7 +5,7 @@ store never sees them. Its name costs nothing but those bytes: it is made by its
 """
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from keyloft import limits
 from keyloft.core import keys
 from keyloft.core.engine import Engine, LogWatch, Submission, Verdict, Watch
 from keyloft.core.health import ServerHealth
-from keyloft.core.keys import KeyLike
+from keyloft.core.keys import KeyLike, Part, TupleKey
 from keyloft.core.records import (
     Append,
     Ask,
@@ -53,13 +53,35 @@ def check_name(name: object) -> str:
     )
 
 
+class InnerKey(tuple[Part, ...]):
+    """The key of an entry that a scoped or a named store has read; it knows what stands before it in the database.
+
+    The same tuple is another key in another store, so `Atomic.check` accepts such an entry in its own store alone.
+    """
+
+    before: bytes
+
+
+def origin(key: TupleKey) -> bytes:
+    """What stands before the key of an entry in the database; nothing in the unnamed store."""
+    return key.before if isinstance(key, InnerKey) else b""
+
+
 class InnerEngine:
     """An engine that shows those tuples of another whose encoded keys begin with some bytes, without these bytes."""
 
     def __init__(self, engine: Engine, before: bytes, shown: str) -> None:
         self._engine = engine
         self._before = before
+        self.origin: bytes = (engine.origin if isinstance(engine, InnerEngine) else b"") + before
+        """What stands before its keys in the database."""
         self._location = shown
+
+    def own_key(self, parts: Iterable[Part]) -> InnerKey:
+        """The key of an entry that is read here."""
+        key = InnerKey(parts)
+        key.before = self.origin
+        return key
 
     @property
     def database(self) -> Engine:
@@ -191,6 +213,16 @@ class ScopedEngine(InnerEngine):
                 f"key: {size:,} bytes encoded with the prefix of the scoped store, and the limit is "
                 f"{limits.KEY_BYTES:,}; shorten one of them"
             )
+
+
+def key_maker(engine: Engine) -> Callable[[Iterable[Part]], TupleKey]:
+    """What makes the keys of entries that an engine reads."""
+    return engine.own_key if isinstance(engine, InnerEngine) else tuple
+
+
+def whole_database(engine: Engine) -> Engine:
+    """The engine of the whole database that an engine shows tuples of; most engines are that themselves."""
+    return engine.database if isinstance(engine, InnerEngine) else engine
 
 
 class _InnerWatch:

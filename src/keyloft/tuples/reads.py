@@ -16,6 +16,7 @@ from keyloft.errors import InvalidArgument, InvalidKeyType
 from keyloft.tuples.children import Children
 from keyloft.tuples.entries import Entry, entries_of, entry_of, keys_of
 from keyloft.tuples.listing import Listing
+from keyloft.tuples.named import key_maker
 from keyloft.tuples.selector import Selector
 from keyloft.tuples.typed import codec_of, codec_or_none
 from keyloft.tuples.watching import Watching
@@ -37,6 +38,8 @@ class StoreReads(AsyncClosing):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._key = key_maker(engine)
+        """Makes the keys of entries."""
         self._page_size = PageSize()
         self._key_page_size = PageSize()
 
@@ -56,7 +59,7 @@ class StoreReads(AsyncClosing):
             user = await kv.get(("users", "alice"), type=User)
         """
         [record] = await self.engine.read(Get(_TUPLES, keys.encode(key)))
-        return entry_of(tuple(key), record, None if type is None else codec_of(type), default)
+        return entry_of(self._key(key), record, None if type is None else codec_of(type), default)
 
     @overload
     async def get_many(self, keys: Iterable[KeyLike]) -> Entries[Any]: ...
@@ -69,11 +72,11 @@ class StoreReads(AsyncClosing):
         wanted, codec = several(keys), codec_or_none(type)
         if len(wanted) <= limits.SLICE_ITEMS:
             found = await self.engine.read(*[Get(_TUPLES, encode(key)) for key in wanted])
-            return [entry_of(tuple(key), record, codec) for key, record in zip(wanted, found, strict=True)]
+            return [entry_of(self._key(key), record, codec) for key, record in zip(wanted, found, strict=True)]
         asks = await in_slices(lambda key: Get(_TUPLES, encode(key)), wanted)
         records = await self.engine.read(*asks)
         await free_in_slices(asks)
-        entries = await in_slices(lambda key, record: entry_of(tuple(key), record, codec), wanted, records)
+        entries = await in_slices(lambda key, record: entry_of(self._key(key), record, codec), wanted, records)
         await free_in_slices(records)
         return entries
 
@@ -134,7 +137,7 @@ class StoreReads(AsyncClosing):
                 print(entry.key, entry.value)
         """
         selector = Selector.of(prefix, start, end, reverse=reverse, cursor=cursor)
-        decode = partial(entries_of, codec=codec_or_none(type))
+        decode = partial(entries_of, codec=codec_or_none(type), make_key=self._key)
         return Listing(self.engine, selector, limit, decode, self._page_size)
 
     def keys(

@@ -23,7 +23,7 @@ from keyloft.tuples import typed
 from keyloft.tuples.atomic import Atomic, check_number, commit
 from keyloft.tuples.entries import Entry, entry_of
 from keyloft.tuples.expiries import UNSET, expiry, new_expiry
-from keyloft.tuples.named import InnerEngine, ScopedEngine
+from keyloft.tuples.named import ScopedEngine, whole_database
 from keyloft.tuples.reads import StoreReads, several
 from keyloft.tuples.selector import Selector
 from keyloft.tuples.updates import change
@@ -141,11 +141,11 @@ class Store(StoreReads):
         at, codec = keys.encode(key), typed.codec_or_none(type)
 
         async def decide(record: Record | None) -> Delete | None:
-            entry_of(tuple(key), record, codec)  # an entry that can't be read stays
+            entry_of(self._key(key), record, codec)  # an entry that can't be read stays
             return None if record is None else Delete(_TUPLES, at)
 
         record, _ = await change(self.engine, at, decide)
-        return entry_of(tuple(key), record, codec, default)
+        return entry_of(self._key(key), record, codec, default)
 
     async def touch(
         self, key: KeyLike, *, expire_in: float | timedelta | None = UNSET, expire_at: datetime | None = None
@@ -242,7 +242,7 @@ class Store(StoreReads):
 
         async def decide(record: Record | None) -> Set:
             nonlocal value
-            value = fn(deepcopy(default) if record is None else entry_of(tuple(key), record, codec).value)
+            value = fn(deepcopy(default) if record is None else entry_of(self._key(key), record, codec).value)
             if isawaitable(value):
                 value = await value
             return self._set(key, value, type, due, keep_expiry=due == (None, None))
@@ -254,7 +254,7 @@ class Store(StoreReads):
             moment = done.at + relative
         elif moment is None and before is not None:
             moment = before.expires_at
-        stored = entry_of(tuple(key), Record(at, b"0", 0, done.version, moment))
+        stored = entry_of(self._key(key), Record(at, b"0", 0, done.version, moment))
         return replace(stored, value=value)
 
     async def delete_range(
@@ -302,7 +302,7 @@ class Store(StoreReads):
 
     @property
     def _database(self) -> Engine:
-        return self.engine.database if isinstance(self.engine, InnerEngine) else self.engine
+        return whole_database(self.engine)
 
     async def aclose(self) -> None:
         """Finish the writes under way, end the watches and close the database. A second call does nothing."""

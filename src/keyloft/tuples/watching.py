@@ -9,6 +9,7 @@ from keyloft.core.engine import Engine, shown
 from keyloft.core.records import Change, Get, Scan
 from keyloft.errors import Undecodable, WrongType
 from keyloft.tuples.entries import Entry, entry_of
+from keyloft.tuples.named import key_maker
 from keyloft.tuples.typed import Codec
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Watching(AsyncClosing, Generic[T]):
     def __init__(self, engine: Engine, *asks: Get | Scan, since: int | None = None, codec: Codec | None = None) -> None:
         self._engine = engine
         self._codec = codec
+        self._key = key_maker(engine)
         self._watch = engine.watch(*asks, since=since)
         self._whole = isinstance(asks[0], Get)
         self._left: Sequence[Change] = ()
@@ -53,7 +55,7 @@ class Watching(AsyncClosing, Generic[T]):
         entries: list[Entry[T]] = []
         for at, change in enumerate(changes):
             try:
-                entries.append(entry_of(keys.decode(change.key), change.record, self._codec))
+                entries.append(entry_of(self._key(keys.decode(change.key)), change.record, self._codec))
             except (Undecodable, WrongType):
                 if not self._whole:
                     # A damaged entry raises in its order: entries before it are returned first, those after it next.

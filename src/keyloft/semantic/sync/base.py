@@ -6,7 +6,7 @@ from keyloft.core.closing import SyncClosing
 from keyloft.core.driving import Driven
 from keyloft.semantic import rules
 from keyloft.semantic.monitoring import Signals
-from keyloft.semantic.store import SemanticStore
+from keyloft.semantic.store import SemanticStore, check_not_scoped
 from keyloft.tuples.sync.store import SyncStore
 
 
@@ -20,6 +20,7 @@ class SyncSemanticBase(SyncClosing, Driven[SemanticStore]):
         """
         if not isinstance(kv, SyncStore):
             raise rules.wrong("kv", "an open store, as in `with keyloft.open_sync(…) as kv`", kv)
+        check_not_scoped(kv._inner)
         store, loop = kv.on_a_loop()
         self._kv = kv  # so that it is not closed as one that no one uses any more
         super().__init__(loop.call(SemanticStore, store, **options), loop)

@@ -28,7 +28,10 @@ class SyncAtomic(Driven[Atomic]):
     @overload
     def check(self, key: KeyLike, /, versionstamp: int | None) -> "SyncAtomic": ...
     def check(self, at: Entry | KeyLike, /, versionstamp: int | None = _MISSING) -> "SyncAtomic":
-        """Commit only if the key's versionstamp is still this one; None: only if nothing is stored there."""
+        """Commit only if the key's versionstamp is still this one; None: only if nothing is stored there.
+
+        An entry must come from the store of this atomic: in a scoped store, its key begins after the prefix.
+        """
         self._untyped.check(at, versionstamp)
         return self
 

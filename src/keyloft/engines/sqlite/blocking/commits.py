@@ -9,7 +9,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import sleep
+from time import monotonic, sleep
+
+import apsw
 
 from keyloft import limits
 from keyloft.core.engine import Verdict
@@ -18,7 +20,18 @@ from keyloft.engines.commit.long_batches import is_long
 from keyloft.engines.commit.outcomes import Outcome, failed
 from keyloft.engines.sqlite.blocking.connections import SharedConnection
 from keyloft.engines.sqlite.writes import SqliteWriter
-from keyloft.errors import Closed
+from keyloft.errors import Closed, KeyloftError
+
+
+def _is_of_a_handler(error: BaseException) -> bool:
+    """Whether an exception is one that a signal's handler has raised: it belongs to the interrupted caller alone.
+
+    Handlers run in the main thread. The database raises errors of SQLite, and UnicodeDecodeError for damaged texts.
+    """
+    if not isinstance(error, Exception):
+        return True
+    is_of_the_database = isinstance(error, (apsw.Error, KeyloftError, UnicodeDecodeError, MemoryError))
+    return not is_of_the_database and threading.current_thread() is threading.main_thread()
 
 
 class WaitingBatch:
@@ -99,8 +112,20 @@ class CommitQueue:
         except BaseException:
             mine.is_withdrawn = True
             self._hand_on()
+            self._wait_for_decision(mine)
             raise
         return mine.verdict
+
+    def _wait_for_decision(self, withdrawn: WaitingBatch) -> None:
+        """Wait while another thread commits a group that may have this batch: its caller may read next.
+
+        Not for long: the other thread may wait for another process.
+        """
+        deadline = monotonic() + limits.WITHDRAWAL_SECONDS
+        while self._is_committing and withdrawn.verdict is None and monotonic() < deadline:
+            if withdrawn not in self.group and withdrawn not in self.waiting.copy():
+                return
+            withdrawn.wait()
 
     def _commit_alone(self, batch: Batch) -> Outcome | None:
         """Commit a batch that no other waits with, which takes two thirds of the Python code; None if others came."""
@@ -118,7 +143,7 @@ class CommitQueue:
                 self.finished()
                 shared.is_in_use = False
             except BaseException as error:
-                failure = writer.failure(error)[0] if outcome is None and isinstance(error, Exception) else None
+                failure = writer.failure(error)[0] if outcome is None and not _is_of_a_handler(error) else None
                 writer.roll_back()
                 shared.is_in_use = False
                 if failure is None:
@@ -156,8 +181,8 @@ class CommitQueue:
     def _hand_on(self) -> None:
         """Let the thread whose batch waits longest commit the next group."""
         for waiting in self.waiting.copy():
-            waiting.wake()
             if not waiting.is_withdrawn:
+                waiting.wake()
                 return
 
     def _commit_next(self) -> Outcome | None:
@@ -177,6 +202,8 @@ class CommitQueue:
             try:
                 outcome = self._writer.attempt(group)
             except Exception as error:
+                if _is_of_a_handler(error):
+                    raise
                 failure, fails_whole_group = self._writer.failure(error)
                 self._writer.roll_back()
                 if not fails_whole_group and len(group) > 1:
@@ -210,6 +237,8 @@ class CommitQueue:
                 if operations < limits.GROUP_OPERATIONS:
                     size += batch.size
             waiting.popleft()
+            if first.is_withdrawn:
+                first.wake()
         self._alone = max(0, self._alone - 1)
 
     def _decide(self, verdicts: Sequence[Verdict | None]) -> None:
