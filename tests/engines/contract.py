@@ -588,6 +588,24 @@ class EngineContract:
         assert await scan(engine) == [b"again", b"alive"]
         assert await engine.read(Get(A, b"due", include_expired=True)) == [None]
 
+    @pytest.mark.parametrize("others", [0, limits.LONG_BATCH_OPERATIONS])
+    async def test_the_expiry_that_a_purge_names_decides_nothing(
+        self, engine: Engine, clock: ManualClock, others: int
+    ) -> None:
+        more = [b"more %d" % number for number in range(others)]
+        names = (*more, b"again", b"due", b"gone", b"later", b"sooner")
+        large = put(b"large", b'"%s"' % bytes(limits.ROW_BYTES).hex().encode(), expire_in=1000)
+        old = await write(engine, large, *[put(key, expire_in=1000) for key in names])
+        named = clock.now() + 1000
+        await write(engine, put(b"again"), Delete(A, b"gone"), Touch(A, b"later", 9000), Touch(A, b"sooner", 500))
+        clock.advance(1)
+        found = dict.fromkeys(more, True) | {b"again": False, b"due": True, b"gone": False, b"large": True}
+        found |= {b"later": False, b"sooner": True}
+        done = await write(engine, *[Purge(A, key, old.version, named) for key in found])
+        assert done.found == tuple(found.values())
+        assert await scan(engine) == [b"again", b"later"]
+        assert await engine.read(Expired(A, 1)) == [[]]
+
     async def test_a_check_can_ask_for_an_expired_entry(self, engine: Engine, clock: ManualClock) -> None:
         old = await write(engine, put(b"k", expire_in=1000))
         clock.advance(1)

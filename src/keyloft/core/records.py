@@ -348,6 +348,9 @@ class Purge(AtKey, frozen=True, gc=False):
     """Remove the entry only if it is this version and has expired."""
 
     version: int
+    expires_at: int | None = None
+    """The expiry that the caller has read, if any. It decides nothing: with it, an engine need not read the row before
+    it removes it."""
 
 
 Mutation: TypeAlias = Set | Append | Delete | Sum | Add | Min | Max | Touch | Purge

@@ -27,7 +27,7 @@ class Swept(Struct, frozen=True):
 
 async def purge(engine: Engine, space: Space, due: Sequence[Record]) -> Swept:
     """Remove expired rows in one commit; a row that was written again meanwhile has another version, and stays."""
-    done = await write(engine, *[Purge(space, record.key, record.version) for record in due])
+    done = await write(engine, *[Purge(space, record.key, record.version, record.expires_at) for record in due])
     return Swept(sum(done.found), 1, done.version)
 
 

@@ -255,14 +255,14 @@ class _State:
                 if record is not None:
                     return None
             return self._set(mutation, record, write, version)
-        if isinstance(mutation, CounterOperation):
-            number, done = self._count(mutation, record, write, version)
-            values.append(number)
-            return done
         if type(mutation) is Purge:
             is_due = stored is not None and record is None and stored.version == mutation.version
             found.append(is_due)
             return _PURGED if is_due else None
+        if isinstance(mutation, CounterOperation):
+            number, done = self._count(mutation, record, write, version)
+            values.append(number)
+            return done
         found.append(record is not None)
         if record is None:
             return None

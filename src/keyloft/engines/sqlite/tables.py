@@ -76,10 +76,13 @@ class SqliteLayout(Layout):
     time_of: Callable[[Any], int | None]
     """The reverse of `bind_time`."""
     bind_put: Callable[[Record, bool], Row]
+    bind_expected: Callable[[Record], Row]
     head: str
     """SQL: the columns of which `head_record` makes the head of a key."""
     head_record: Callable[..., "StoredHead"]
     large: LargeValueTable | None = None
+    version: str = "version"
+    """SQL: the version of a row."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,6 +112,10 @@ class SqliteLayout(Layout):
         """expires_at, key"""
         self.remove = f"DELETE FROM {table} WHERE {self.equal(1)}"
         """key"""
+        small = "" if self.large is None else " AND large IS NULL"
+        at = len(self.key) + 1
+        self.remove_expected = f"{self.remove} AND {self.version} = ?{at} AND expires_at = ?{at + 1}{small}"
+        """what `bind_expected` returns: key, version, expires_at; changes nothing where another row, or a large value, is stored"""
         self.put = self._upsert() if self.large is None else f"{self._upsert()} WHERE large IS NULL"
         """what `bind_put` returns; changes nothing where a large value is stored"""
         self.put_large = self._upsert("large")
@@ -207,6 +214,7 @@ def _bytes_layout(table: str) -> SqliteLayout:
         page=lambda rows: Page(*zip(*rows, strict=True)),
         bind_keys=lambda keys: (*keys, *_NO_KEYS[len(keys) :]),
         bind_time=lambda moment: moment,
+        bind_expected=lambda row: (row.key, row.version, row.expires_at),
         time_of=lambda moment: moment,
         bind_put=bind_put,
     )
@@ -261,8 +269,10 @@ def _plugin_layout() -> SqliteLayout:
         page=page,
         bind_keys=lambda keys: (*chain.from_iterable(keys), *(2 * _NO_KEYS[len(keys) :])),
         bind_time=bind_time,
+        bind_expected=lambda row: (*row.key, row.version, bind_time(row.expires_at)),
         time_of=milliseconds,
         bind_put=bind_put,
+        version=version,
     )
 
 
