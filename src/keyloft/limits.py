@@ -131,9 +131,6 @@ PLUGIN_SCAN_ROWS: Final = 64
 GETS_PER_READ: Final = 64
 """How many gets of one owner are read together: at most 4 MiB of values."""
 
-GETS_PER_REPLY: Final = 32
-"""After so many small gets, the replies are sent before others are read: their senders go on meanwhile."""
-
 MANY_REQUESTS: Final = 1000
 """How many requests one message may hold."""
 

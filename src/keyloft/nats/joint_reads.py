@@ -55,11 +55,11 @@ class JointReads:
         if not self._engine.reads_at_once:
             self._make(owner, requests)
             return
-        self._begun[owner] = requests
-        self._count += len(requests)
-        if self._count >= limits.GETS_PER_REPLY:
+        if self._begun and self._count + len(requests) > limits.GETS_PER_READ:
             # Their senders go on while others' requests are read.
             self._make_in_turn_of(owner)
+        self._begun[owner] = requests
+        self._count += len(requests)
 
     def make_before_turn(self, owner: Owner) -> None:
         """Make all reads if an owner has some among them: what it asks for next may change what they read."""

@@ -275,9 +275,9 @@ class Collector:
             self._send(_REPLIES % b",".join(self._replies), True)
 
 
-    def add_read(self, first: int, replies: Sequence[bytes]) -> None:
-        """Add the replies to reads, from this position on, and send them if they may be sent without the others."""
-        for position, reply in enumerate(replies, first):
+    def add_read(self, replies: Sequence[bytes]) -> None:
+        """Add the replies to the first requests, which are reads, and send them if they may go without the others."""
+        for position, reply in enumerate(replies):
             self.add(position, reply, False)
 
 
@@ -293,11 +293,11 @@ class PartCollector:
         self._size = 0
         self._is_scheduled = False
 
-    def add_read(self, first: int, replies: Sequence[bytes]) -> None:
-        items = [b"[%d,%b]" % item for item in enumerate(replies, first)]
+    def add_read(self, replies: Sequence[bytes]) -> None:
+        items = [b"[%d,%b]" % item for item in enumerate(replies)]
         size = sum(map(len, items)) + len(items)
-        if self._replies or size > self._most_bytes:
-            for position, reply in enumerate(replies, first):
+        if size > self._most_bytes:
+            for position, reply in enumerate(replies):
                 self.add(position, reply, False)
             return
         self._replies, self._size = items, size

@@ -69,22 +69,19 @@ class ManyIntake:
     def _answer_reads(self, message: Request, content: ManyRequests, collector: Collector | PartCollector) -> int:
         """Answer the first point reads of a message, without a request for each; returns how many."""
         owner, operation, reads = message.owner, content.requests[0][0], content.reads[: limits.GETS_PER_READ]
-        for first in range(0, len(reads), limits.GETS_PER_REPLY):
-            some = reads[first : first + limits.GETS_PER_REPLY]
-            if not self._has_room(owner) or (records := read_at_once(self._engine, some)) is None:
-                return first
-            try:
-                replies = list(map(operation.reply, some, records))
-            except Exception:
-                return first  # as a request of its own, each has its own error
-            seconds = perf_counter() - message.arrived
-            owner.meter.durations[operation.name].add_several(seconds, len(some))
-            if seconds > limits.SLOW_SECONDS:
-                for get, record in zip(some, records, strict=True):
-                    request = Request(owner, operation, message.about, b"", get, message.arrived, 0)
-                    self._reporter.done(request, seconds, record)
-            collector.add_read(first, replies)
-            self._send_replies()
+        if not self._has_room(owner) or (records := read_at_once(self._engine, reads)) is None:
+            return 0
+        try:
+            replies = list(map(operation.reply, reads, records))
+        except Exception:
+            return 0  # as a request of its own, each has its own error
+        seconds = perf_counter() - message.arrived
+        owner.meter.durations[operation.name].add_several(seconds, len(reads))
+        if seconds > limits.SLOW_SECONDS:
+            for get, record in zip(reads, records, strict=True):
+                request = Request(owner, operation, message.about, b"", get, message.arrived, 0)
+                self._reporter.done(request, seconds, record)
+        collector.add_read(replies)
         return len(reads)
 
     def _collected(self, request: Request, count: int, reply: bytes, is_last: bool) -> None:
