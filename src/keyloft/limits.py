@@ -131,9 +131,6 @@ PLUGIN_SCAN_ROWS: Final = 64
 GETS_PER_READ: Final = 64
 """How many gets of one owner are read together: at most 4 MiB of values."""
 
-GETS_PER_REPLY: Final = 32
-"""After so many small gets, the replies are sent before others are read: their senders go on meanwhile."""
-
 MANY_REQUESTS: Final = 1000
 """How many requests one message may hold."""
 
@@ -624,15 +621,6 @@ TRIM_SPARED_SECONDS: Final = 120.0
 
 GROUP_OPERATIONS: Final = 4096
 """A group takes no further batch once it holds this many checks and mutations."""
-
-GROUP_WORTH_TWO: Final = 48
-"""Fewer batches are committed together: what a second commit costs would be a large part of what they cost."""
-
-GROUP_SECONDS_WORTH_TWO: Final = 0.002
-"""The same for batches whose last group took longer: the disk is slow, or the processors are busy."""
-
-COMING_BACK: Final = 10.0
-"""Callers that were away for longer than so many times as long as their last group took don't wait for each other."""
 
 LONG_BATCH_OPERATIONS: Final = 1000
 """A batch of more checks and mutations is committed in parts of SLICE_ITEMS each, within one transaction."""

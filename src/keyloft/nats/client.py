@@ -11,7 +11,6 @@ from nats.aio.client import Client as Nats
 from keyloft import errors, limits
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.urls import check_nats_address
-from keyloft.core.values import decode_json
 from keyloft.errors import InvalidArgument, KeyloftError, NotPermitted, Unanswered
 from keyloft.nats.connection import Login, connect, inbox_prefix, servers, shown
 from keyloft.nats.errors import NEWER_PERMISSIONS, refused
@@ -171,11 +170,7 @@ class ServiceClient(AsyncClosing):
         waited = f"no answer to {subject} within {self._timeout:g} s ({state})"
         return errors.TimedOut(f"{waited}; it may have been carried out, or not")
 
-    def _read(self, data: bytes) -> dict[str, Any]:
-        try:
-            reply = decode_json(data)
-        except errors.Undecodable as error:
-            raise Unanswered("the reply is not JSON: another program answers on this subject") from error
+    def _read(self, reply: Any) -> dict[str, Any]:
         if not isinstance(reply, dict) or "success" not in reply:
             raise Unanswered("the reply has no field success: another program answers on this subject")
         if not reply["success"]:

@@ -7,7 +7,7 @@ A call that is alone is sent alone. The service answers a `many` in parts, so th
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from keyloft import errors, limits
+from keyloft.core.values import decode_json, read_json
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.messages import publish_requests
 from keyloft.nats.resending import is_overtaken
@@ -37,41 +38,49 @@ class _ManyPart(Struct):
     """Some of the replies to a `many`, each with the position of its request; or its refusal."""
 
     success: bool
-    replies: list[tuple[int, Raw]] = []
+    replies: list[tuple[int, Any]] = []
     left: int = 0
     error_code: str = ""
 
 
+class _ManyTexts(_ManyPart):
+    """The same with the texts of the replies, for a part with a reply that takes more than msgspec to decode."""
+
+    replies: list[tuple[int, Raw]] = []
+
+
 _decode_part = msgspec.json.Decoder(_ManyPart).decode
+_decode_texts = msgspec.json.Decoder(_ManyTexts).decode
 
 
-class ClientCall:
+class ClientCall(Struct, eq=False):
     """A request of one caller, until it is answered."""
 
-    __slots__ = ("data", "ends", "is_alone", "operation", "prefix", "reply")
-
-    def __init__(
-        self,
-        prefix: str,
-        operation: str,
-        data: bytes,
-        reply: "asyncio.Future[bytes]",
-        ends: float,
-        is_alone: bool,
-    ) -> None:
-        self.prefix = prefix
-        """The subject before the operation."""
-        self.operation = operation
-        self.data = data
-        self.reply = reply
-        self.ends = ends
-        """When its caller waits no longer."""
-        self.is_alone = is_alone
-        """Whether it must not travel with others."""
+    prefix: str
+    """The subject before the operation."""
+    operation: str
+    data: bytes
+    reply: "asyncio.Future[Any]"
+    """What the service has answered, decoded."""
+    ends: float
+    """When its caller waits no longer."""
+    is_alone: bool
+    """Whether it must not travel with others."""
 
     @property
     def subject(self) -> str:
         return f"{self.prefix}.{self.operation}"
+
+    def answer(self, data: bytes) -> None:
+        """Hand out a reply, unless the caller waits no longer."""
+        if self.reply.done():
+            return
+        try:
+            self.reply.set_result(decode_json(data))
+        except errors.Undecodable as error:
+            wrong = errors.Unanswered("the reply is not JSON: another program answers on this subject")
+            wrong.__cause__ = error
+            self.fail(wrong)
 
     def fail(self, error: Exception) -> None:
         if not self.reply.done():
@@ -281,27 +290,32 @@ class RequestSender:
         elif not message.is_many:
             del self._sent[message.number]
             [call] = message.calls
-            if not call.reply.done():
-                call.reply.set_result(data)
+            call.answer(data)
         else:
             self._read_part(message, data)
 
     def _read_part(self, message: SentMessage, data: bytes) -> None:
+        calls = message.calls
         try:
-            part = _decode_part(data)
-        except msgspec.MsgspecError:
-            part = _ManyPart(False)
+            part = read_json(_decode_part, data)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            part = _read_texts(data)
         if not part.success:
             if part.error_code == errors.InvalidSubject.code:
                 self.send_singly(message)
                 return
             # It was refused as a whole, which each caller learns as if it had been alone.
-            part = _ManyPart(True, [(position, Raw(data)) for position in range(len(message.calls))])
+            for call in calls:
+                call.answer(data)
         else:
             self.has_many = True
         for position, reply in part.replies:
-            if position < len(message.calls) and not (waiting := message.calls[position].reply).done():
-                waiting.set_result(bytes(reply))
+            if position >= len(calls):
+                continue
+            if isinstance(reply, Raw):
+                calls[position].answer(bytes(reply))
+            elif not (waiting := calls[position].reply).done():
+                waiting.set_result(reply)
         if not part.left:
             del self._sent[message.number]
 
@@ -315,3 +329,10 @@ class RequestSender:
                 self._expiring = self._loop.call_at(call.ends, self._expire)
                 break
             call.fail(self._timed_out(call.subject))
+
+
+def _read_texts(data: bytes) -> _ManyPart:
+    try:
+        return _decode_texts(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return _ManyPart(False)

@@ -9,7 +9,22 @@ from typing import Any
 
 from keyloft import limits
 from keyloft.core.engine import Engine
+from keyloft.core.records import Get, Record
 from keyloft.nats.requests import Owner, Request
+
+
+def read_at_once(engine: Engine, asks: Sequence[Get]) -> Sequence[Record | None] | None:
+    """What an engine that `reads_at_once` answers; None if it has to wait, or fails: each request has its own error."""
+    reading = engine.read(*asks)
+    try:
+        reading.send(None)
+    except StopIteration as read:
+        records: Sequence[Record | None] = read.value
+        return records
+    except Exception:
+        return None
+    reading.close()
+    return None
 
 
 class JointReads:
@@ -40,11 +55,11 @@ class JointReads:
         if not self._engine.reads_at_once:
             self._make(owner, requests)
             return
-        self._begun[owner] = requests
-        self._count += len(requests)
-        if self._count >= limits.GETS_PER_REPLY:
+        if self._begun and self._count + len(requests) > limits.GETS_PER_READ:
             # Their senders go on while others' requests are read.
             self._make_in_turn_of(owner)
+        self._begun[owner] = requests
+        self._count += len(requests)
 
     def make_before_turn(self, owner: Owner) -> None:
         """Make all reads if an owner has some among them: what it asks for next may change what they read."""
@@ -74,15 +89,7 @@ class JointReads:
         """Make reads of several owners as one; returns whether the engine answered at once."""
         began = perf_counter()
         requests = [request for some in begun.values() for request in some]
-        reading = self._engine.read(*[request.content for request in requests])
-        try:
-            reading.send(None)
-        except StopIteration as read:
-            records = read.value
-        except Exception:
-            return False  # each owner has its own error
-        else:
-            reading.close()
+        if (records := read_at_once(self._engine, [request.content for request in requests])) is None:
             return False
         self._answer(requests, records)
         # What it takes to read and to answer an entry hardly depends on its owner, apart from its size.

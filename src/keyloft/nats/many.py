@@ -11,6 +11,7 @@ from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.core import json_text
+from keyloft.core.records import Get
 from keyloft.errors import Busy, InvalidArgument, InvalidJson, InvalidSubject, KeyloftError, ReplyTooLarge
 from keyloft.nats import payloads
 from keyloft.nats.errors import refusal
@@ -36,13 +37,13 @@ class ManyRequests(Struct, frozen=True):
     """What a message asks for, request by request."""
 
     requests: Sequence[tuple[Operation, Any]]
-    """Each with its operation and its message, as if sent alone."""
+    """Each with its operation and its message, as if sent alone; or, of `reads`, what its operation made of it."""
     in_parts: bool
     """Whether the replies may arrive in several messages."""
     size: int
     """How many bytes the requests have."""
-    are_point_reads: bool = False
-    """Whether all of them are point reads, which are already read."""
+    reads: Sequence[Get] = ()
+    """What they ask for, if all of them are point reads of one operation."""
 
 
 class _ManyText(Struct):
@@ -86,7 +87,7 @@ class Many(Operation):
             operation = self._find(about, "get")
             if isinstance(operation, PointRead) and (gets := operation.read_all(about, data)):
                 parsed = operation.parsed
-                return ManyRequests([(parsed, get) for get in gets], True, len(data), True)
+                return ManyRequests([(parsed, get) for get in gets], True, len(data), gets)
         try:
             if data.count(b",") > _MANY_COMMAS and _is_beyond(data):
                 raise _too_many(limits.MANY_REQUESTS)
@@ -174,7 +175,7 @@ def _without_op(data: bytes) -> tuple[str, bytes]:
 
 
 def requests_of(
-    message: Request, content: ManyRequests, collector: ReplyCollector | None, per_second: float | None
+    message: Request, content: ManyRequests, collector: ReplyCollector | None, per_second: float | None, first: int
 ) -> list[Request]:
     """The requests that a message holds.
 
@@ -183,11 +184,12 @@ def requests_of(
         content: What it holds.
         collector: Where their replies go; None if it was published.
         per_second: How many requests its owner may send a second; None for any number.
+        first: The position of the first one; those before it are answered.
     """
     owner, about, reply, arrived = message.owner, message.about, message.reply, message.arrived
     size = limits.REQUEST_BYTES + content.size // max(1, len(content.requests))
     requests = []
-    for position, (operation, data) in enumerate(content.requests):
+    for position, (operation, data) in enumerate(content.requests[first:], first):
         # The message itself was counted as one.
         if position and per_second is not None and owner.is_too_fast(per_second, arrived):
             operation = TOO_FAST
@@ -273,6 +275,12 @@ class Collector:
             self._send(_REPLIES % b",".join(self._replies), True)
 
 
+    def add_read(self, replies: Sequence[bytes]) -> None:
+        """Add the replies to the first requests, which are reads, and send them if they may go without the others."""
+        for position, reply in enumerate(replies):
+            self.add(position, reply, False)
+
+
 class PartCollector:
     """Sends the replies to the requests of one message in parts: in each iteration of the event loop those it has."""
 
@@ -284,6 +292,17 @@ class PartCollector:
         self._replies: list[bytes] = []
         self._size = 0
         self._is_scheduled = False
+
+    def add_read(self, replies: Sequence[bytes]) -> None:
+        items = [b"[%d,%b]" % item for item in enumerate(replies)]
+        size = sum(map(len, items)) + len(items)
+        if size > self._most_bytes:
+            for position, reply in enumerate(replies):
+                self.add(position, reply, False)
+            return
+        self._replies, self._size = items, size
+        self._left -= len(items)
+        self._send_replies()
 
     def add(self, position: int, reply: bytes, is_written: bool) -> None:
         if len(reply) > self._most_bytes:

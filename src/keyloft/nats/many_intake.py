@@ -1,14 +1,17 @@
 """Takes the requests out of messages that hold several: they are the owner's next ones; replies are collected."""
 
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from keyloft import limits
+from keyloft.core.engine import Engine
 from keyloft.nats.bounds import IntakeBounds
-from keyloft.nats.many import NO_REPLIES, Collectors, ManyRequests, requests_of
+from keyloft.nats.joint_reads import read_at_once
+from keyloft.nats.many import NO_REPLIES, Collector, Collectors, ManyRequests, PartCollector, requests_of
 from keyloft.nats.outbox import Outbox
+from keyloft.nats.reporting import IntakeReporter
 from keyloft.nats.requests import Owner, Request
-from keyloft.nats.turn_reads import TurnReads
 
 
 class ManyIntake:
@@ -16,9 +19,10 @@ class ManyIntake:
 
     _bounds: IntakeBounds
     _collectors: Collectors
+    _engine: Engine
     _outbox: Outbox
     _reply_bytes: int
-    _turn_reads: TurnReads
+    _reporter: IntakeReporter
 
     def _has_room(self, owner: Owner) -> bool:
         raise NotImplementedError
@@ -42,30 +46,43 @@ class ManyIntake:
         if request.reply and count:
             collected = partial(self._collected, request, count)
             collector = self._collectors.collector(content, collected, in_one=request.collector is not None)
-        requests = requests_of(request, content, collector, self._bounds.requests_per_second)
+        answered = 0
+        if content.reads and collector is not None and self._may_answer_reads(owner):
+            answered = self._answer_reads(request, content, collector)
+        requests = requests_of(request, content, collector, self._bounds.requests_per_second, answered)
         given = sum([one.size for one in requests])  # the bounds have counted them with the message
         request.size -= given
         owner.under_way_bytes -= given
-        is_limited = self._bounds.requests_per_second is not None
-        if content.are_point_reads and not owner.writes and not is_limited and self._has_room(owner):
-            at_once, requests = requests[: limits.GETS_PER_READ], requests[limits.GETS_PER_READ :]
-            for first in range(0, len(at_once), limits.GETS_PER_REPLY):
-                self._read_at_once(owner, at_once[first : first + limits.GETS_PER_REPLY])
-                self._send_replies()
         owner.waiting.extendleft(reversed(requests))
         if collector is None:
             self._collected(request, count, NO_REPLIES, True)
 
-    def _read_at_once(self, owner: Owner, requests: list[Request]) -> None:
-        """Make point reads that wait for nothing, without a step for each."""
-        owner.under_way += len(requests)
-        owner.under_way_bytes += sum([one.size for one in requests])
-        reserved = requests[0].operation.reply_bytes
-        for request in requests:
-            request.reserved = reserved
-        owner.reply_bytes += reserved * len(requests)
-        self._reply_bytes += reserved * len(requests)
-        self._turn_reads.make(owner, requests)
+    def _may_answer_reads(self, owner: Owner) -> bool:
+        """Whether point reads of an owner wait for nothing, and none of them is counted or logged by itself."""
+        return (
+            self._engine.reads_at_once
+            and not owner.writes
+            and self._bounds.requests_per_second is None
+            and not self._reporter.logs_all()
+        )
+
+    def _answer_reads(self, message: Request, content: ManyRequests, collector: Collector | PartCollector) -> int:
+        """Answer the first point reads of a message, without a request for each; returns how many."""
+        owner, operation, reads = message.owner, content.requests[0][0], content.reads[: limits.GETS_PER_READ]
+        if not self._has_room(owner) or (records := read_at_once(self._engine, reads)) is None:
+            return 0
+        try:
+            replies = list(map(operation.reply, reads, records))
+        except Exception:
+            return 0  # as a request of its own, each has its own error
+        seconds = perf_counter() - message.arrived
+        owner.meter.durations[operation.name].add_several(seconds, len(reads))
+        if seconds > limits.SLOW_SECONDS:
+            for get, record in zip(reads, records, strict=True):
+                request = Request(owner, operation, message.about, b"", get, message.arrived, 0)
+                self._reporter.done(request, seconds, record)
+        collector.add_read(replies)
+        return len(reads)
 
     def _collected(self, request: Request, count: int, reply: bytes, is_last: bool) -> None:
         """Send replies to the requests that a message held."""

@@ -54,6 +54,12 @@ class Timing:  # no Struct: every request adds to one, and a struct's fields are
         self.seconds += seconds
         self._buckets[bisect_left(_BOUNDS, seconds)] += 1
 
+    def add_several(self, seconds: float, count: int) -> None:
+        """Add operations that took so long each."""
+        self.count += count
+        self.seconds += count * seconds
+        self._buckets[bisect_left(_BOUNDS, seconds)] += count
+
 
 class _Buckets(dict[str, list[int]]):
     """The buckets of each operation."""

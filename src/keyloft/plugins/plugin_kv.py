@@ -131,7 +131,9 @@ class PluginKV:
             await client.kv.set("owner", "alice", if_absent=True)
         """
         seconds = _ttl(ttl, ttl_seconds)
-        fields = {"key": rules.key(key), "value": msgspec.Raw(rules.value(value)), "ttl": seconds}
+        fields: dict[str, Any] = {"key": rules.key(key), "value": msgspec.Raw(rules.value(value))}
+        if seconds is not None:
+            fields["ttl"] = seconds
         expected = rules.expected_version(if_absent, expected_version)
         if rules.keep_ttl(keep_ttl, seconds):
             fields["keep_ttl"] = True

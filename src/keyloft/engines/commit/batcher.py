@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -51,53 +50,11 @@ class QueuedBatch(Struct, eq=False):
         return self.is_withdrawn
 
 
-class GroupPace:
-    """Decides how many of the waiting batches the next group takes.
-
-    Callers wait for their last write before they send the next one, so those of one group come back together. If that
-    are all callers, they and the disk work by turns. In two groups, the callers of one work while the other one is
-    committed. That takes a second commit, so there are two only if the callers were away for longer than their group
-    took (ADR 6).
-    """
-
-    def __init__(self, time: Callable[[], float] = perf_counter) -> None:
-        self._time = time
-        self._batches = 0
-        """Of the last group; 0 if nothing was waiting when it ended."""
-        self._began = self._ended = 0.0
-
-    def most_batches(self, waiting: int) -> int:
-        """How many of so many waiting batches the next group may take."""
-        took, away = self._ended - self._began, self._time() - self._ended
-        # On a slow disk, and without an idle processor, a second commit would cost more than it brings.
-        if waiting < limits.GROUP_WORTH_TWO or took > limits.GROUP_SECONDS_WORTH_TWO:
-            return waiting
-        if self._batches or took < away < limits.COMING_BACK * took:
-            return (self._batches + waiting + 1) // 2
-        return waiting
-
-    def begins(self, batches: int) -> None:
-        """The next group begins, with so many batches; none if nothing is waiting."""
-        self._batches = batches
-        if batches:
-            self._began = self._time()
-
-    def ended(self) -> None:
-        """The group has ended."""
-        self._ended = self._time()
-
-
 class Batcher:
     """Hands groups of batches to `start`, one at a time; the engine calls `finished` after each."""
 
-    def __init__(
-        self,
-        start: Callable[[list[Batch]], None],
-        recovery: Recovery | None = None,
-        pace: GroupPace | None = None,
-    ) -> None:
-        """With `recovery`, a group that an exception in the event loop has lost is found and rolled back; with `pace`,
-        many callers of other processes are served in two groups by turns.
+    def __init__(self, start: Callable[[list[Batch]], None], recovery: Recovery | None = None) -> None:
+        """With `recovery`, a group that an exception in the event loop has lost is found and rolled back.
 
         A signal's handler can raise in any callback of the event loop, also in one that starts or finishes a group. The
         callers of a lost group get CommitUnknown, and the next group starts.
@@ -114,7 +71,6 @@ class Batcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
-        self._pace = pace
         self.group_operations = self.group_bytes = 0
         """How many checks and mutations the current group has, and how many bytes its values."""
 
@@ -182,16 +138,9 @@ class Batcher:
             elif future is not None and not future.done():  # else the caller was cancelled
                 future.set_exception(verdict) if isinstance(verdict, Exception) else future.set_result(verdict)
         self._current = []
-        if self._pace is not None:
-            self._pace.ended()
         self._waiting.extendleft(reversed(again))
         # After the callers that were just woken, so that what they write next is in the next group.
         self._loop.call_soon(self._hand_over)
-
-    def go_on(self) -> None:
-        """Start the next group at once, where callers of other processes wait: no other task could add to it."""
-        if self._pace is not None and self._waiting and not self._current:
-            self._hand_over()
 
     async def close(self) -> None:
         """Refuse new batches and wait until those that were accepted are decided."""
@@ -231,10 +180,7 @@ class Batcher:
         group: list[Batch] = []
         operations = size = 0
         has_long = False
-        most = limits.GROUP_OPERATIONS if self._pace is None else self._pace.most_batches(len(self._waiting))
-        while (
-            self._waiting and len(group) < most and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES
-        ):
+        while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             queued = self._waiting[0]
             batch = queued.batch
             more = len(batch.checks) + len(batch.mutations)
@@ -252,8 +198,6 @@ class Batcher:
                 if operations < limits.GROUP_OPERATIONS:  # else it is full, and a long batch takes long to add up
                     size += batch.size
         self.group_operations, self.group_bytes = operations, size
-        if self._pace is not None:
-            self._pace.begins(len(group))
         if group:
             self._idle.clear()  # a signal's handler may have raised before `_queue` did it
             self._start(group)

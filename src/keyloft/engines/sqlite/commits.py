@@ -33,16 +33,14 @@ class SqliteCommits:
         writer: SqliteWriter,
         wal: WriteAheadLog,
         finished: Callable[[Outcome], None],
-        go_on: Callable[[], None],
     ) -> None:
-        """`finished` is called with the outcome of each group, and then `go_on`, once the next one may start."""
+        """`finished` is called with the outcome of each group."""
         self._in_memory = file.in_memory
         self._is_durable = file.durability == "full"
         self._writing = writing
         self._writer = writer
         self._wal = wal
         self._finished = finished
-        self._go_on = go_on
         self.callers: LoneCallers | None = None
         """Who calls the engine; None if that makes no difference."""
         if file.sync == "auto" and self._is_durable and not self._in_memory:
@@ -76,7 +74,6 @@ class SqliteCommits:
         self.before_step(CommitStep.FINISHED)
         self._finished(outcome)
         self._wal.committed()
-        self._go_on()
 
     def _may_commit_here(self) -> bool:
         """Whether COMMIT takes microseconds, or delays no other task while it syncs."""

@@ -17,7 +17,7 @@ from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Space, Usage
 from keyloft.core.schema import NEVER
 from keyloft.engines.change_log import KeptHistory
-from keyloft.engines.commit.batcher import Batcher, GroupPace
+from keyloft.engines.commit.batcher import Batcher
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.loop_iteration import LoopIteration
@@ -90,14 +90,11 @@ class SqliteEngine(ClosableEngine):
         self._reader_view = View(reader, own_transaction=not file.in_memory)
         self.wal = WriteAheadLog(file, self.writing)
         self._writer = SqliteWriter(file, clock, writer, history)
-        self.commits = SqliteCommits(
-            file, self.writing, self._writer, self.wal, self._finished, lambda: self._batcher.go_on()
-        )
+        self.commits = SqliteCommits(file, self.writing, self._writer, self.wal, self._finished)
         callers = self._callers = self.commits.callers
         self._iteration = LoopIteration(at_end=self._end_views, at_start=None if callers is None else callers.note)
         self._long_reader: LongReader | None = None
-        # What is always committed on the thread has callers in other processes: those of a service.
-        self._batcher = Batcher(self._start, recovery=self, pace=GroupPace() if file.sync == "thread" else None)
+        self._batcher = Batcher(self._start, recovery=self)
         self._feed = ChangeFeed(self, clock)
         self._poller = Poller(self._feed, self._version_if_idle)
         self.connection = writer
