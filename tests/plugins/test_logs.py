@@ -60,6 +60,11 @@ def test_a_list_has_no_key(log: OperationLog, caplog: pytest.LogCaptureFixture) 
     assert caplog.messages == ["[KV] list: plugin=trivia count=7 latency_ms=3.2"]
 
 
+def test_a_line_without_details_has_no_gap(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.operation("usage", "trivia", "", 0.0032)
+    assert caplog.messages == ["[KV] usage: plugin=trivia latency_ms=3.2"]
+
+
 def test_a_reason_has_no_raw_control_characters(log: OperationLog, caplog: pytest.LogCaptureFixture) -> None:
     log.refusal("set", "trivia", "k", "VALIDATION_ERROR", "unknown field \x1b[2J")
     log.unexpected(ValueError("\u202e"))

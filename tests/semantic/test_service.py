@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client as Nats
 
 import keyloft
-from keyloft import DiskFull, ManualClock, Store
+from keyloft import DiskFull, ManualClock, Store, limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Conflict
 from keyloft.nats.bounds import IntakeBounds
@@ -296,6 +296,16 @@ async def test_what_was_taken_is_answered_before_it_stops(kv: Store, nats_url: s
         await service.stop()
         assert all([reply["success"] for reply in await asyncio.gather(*asking)])
     await connection.close()
+
+
+@ON_MEMORY
+async def test_lines_left_out_of_the_log_are_called_what_they_may_be(
+    client: Nats, service: SemanticService, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Slow requests take from the same lines as failed ones.
+    await asyncio.gather(*[ask(client, "get", b"{") for _ in range(limits.LOG_LINES_PER_SECOND + 5)])
+    await service.stop()
+    assert "5 more semantic requests failed or were slow within a second" in caplog.text
 
 
 class Failing:

@@ -135,10 +135,8 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(
-    folder: Path, *flags: str, ready: bool = True, new_interpreter: bool = False
-) -> AsyncIterator[Serving]:
-    served = Serving(folder, *flags, new_interpreter=new_interpreter)
+async def serving(folder: Path, *flags: str, ready: bool = True, **options: Any) -> AsyncIterator[Serving]:
+    served = Serving(folder, *flags, **options)
     try:
         if ready:
             await served.ready()
@@ -191,6 +189,18 @@ async def test_the_printed_lines_store_and_read_a_first_value(tmp_path: Path) ->
                 timeout=LONGEST_SECONDS,
             )
             assert (done.returncode, done.stdout, done.stderr) == (0, "100\n", "")
+
+
+async def test_aiohttp_is_loaded_for_websockets_alone(tmp_path: Path) -> None:
+    port, config = free_port(), tmp_path / "nats.conf"
+    config.write_text(f'websocket {{ listen: "127.0.0.1:{port}", no_tls: true }}\n')
+    async with private_server(config) as server:
+        # nats-py calls aiohttp in a way that is deprecated.
+        program = ("-W", "ignore::DeprecationWarning", "-m", "keyloft")
+        for address, is_loaded in ((server.url, False), (f"ws://127.0.0.1:{port}", True)):
+            async with serving(tmp_path, "--nats", address, program=program, new_interpreter=True) as served:
+                assert await answers(server.url) == "nothing"
+                assert ("/aiohttp/" in Path(f"/proc/{served.process.pid}/maps").read_text()) is is_loaded
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

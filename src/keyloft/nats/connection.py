@@ -19,7 +19,7 @@ from keyloft.core.urls import without_login
 from keyloft.errors import NotPermitted
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.log_rate import LogRate
-from keyloft.nats.messages import NatsConnection
+from keyloft.nats.messages import NatsConnection, use_websockets
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,8 @@ async def connect(
         IncompatibleLibrary: The installed nats-py can't be used.
     """
     check_nats_py()
+    if any(["ws://" in one or "wss://" in one for one in ([servers] if isinstance(servers, str) else servers)]):
+        use_websockets()
     connection = NatsConnection()
     hopeless: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
     last_logged, inbox, has_connected = "", inbox_prefix(options), False

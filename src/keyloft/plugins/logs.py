@@ -29,9 +29,9 @@ class OperationLog:
         ms = seconds * 1000
         shown = {"key": field(key)} if key else {}
         shown |= {detail: json.dumps(value) for detail, value in details.items()}
-        parts = " ".join([f"{detail}={value}" for detail, value in shown.items()])
+        parts = "".join([f" {detail}={value}" for detail, value in shown.items()])
         fields = {"operation": f"kv_{name}", "plugin": plugin, "key": key, **details, "latency_ms": round(ms, 2)}
-        text = "[KV] %s: plugin=%s %s latency_ms=%.1f"
+        text = "[KV] %s: plugin=%s%s latency_ms=%.1f"
         self._logger.log(level, text, title, plugin, parts, ms, extra=fields)
 
     def refusal(self, name: str, plugin: str, key: str, code: str, message: str) -> None:

@@ -130,7 +130,7 @@ class SemanticService(NatsService):
             logger.error("[KV] a reply could not be sent: %s", reason)
 
     def _log_left_out(self, lines: int) -> None:
-        logger.warning("[KV] %d more semantic requests failed within a second", lines)
+        logger.warning("[KV] %d more semantic requests failed or were slow within a second", lines)
 
 
 def _where(request: Request) -> str:

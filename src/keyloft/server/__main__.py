@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from typing import Any
 
 # A signal before the service runs: there is nothing to finish. Later the service handles it itself.
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -11,8 +12,19 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 from keyloft.server.error_output import report  # noqa: E402
 
 
+def _import_nats() -> None:
+    """Import nats-py without aiohttp, which it needs for WebSockets alone (`use_websockets`): it takes 10 MB."""
+    hidden: dict[str, Any] = sys.modules  # None in place of a module says that there is none
+    hidden["aiohttp"] = None
+    try:
+        import nats.aio.transport  # noqa: F401
+    finally:
+        del hidden["aiohttp"]
+
+
 def main() -> int:
     try:
+        _import_nats()
         from keyloft.server import app  # here, since it needs packages of extras
         from keyloft.server.config import check_service, from_arguments, load
 
