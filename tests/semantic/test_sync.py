@@ -8,7 +8,7 @@ import pytest
 import keyloft
 from keyloft.admin import sync as admin
 from keyloft.errors import Closed, InvalidArgument, LockHeld, LockLost, ReentrantCall, VersionConflict
-from keyloft.semantic import SemanticStore, Semantics, SyncSemanticStore
+from keyloft.semantic import Semantics, SemanticStore, SyncSemanticStore
 from tests.support.postgres import database_url
 
 PROJECT = "tenant/acme/project/web"

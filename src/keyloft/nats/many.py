@@ -274,7 +274,6 @@ class Collector:
             self._shared.room += self._size
             self._send(_REPLIES % b",".join(self._replies), True)
 
-
     def add_read(self, replies: Sequence[bytes]) -> None:
         """Add the replies to the first requests, which are reads, and send them if they may go without the others."""
         for position, reply in enumerate(replies):

@@ -115,7 +115,7 @@ class SqliteLayout(Layout):
         small = "" if self.large is None else " AND large IS NULL"
         at = len(self.key) + 1
         self.remove_expected = f"{self.remove} AND {self.version} = ?{at} AND expires_at = ?{at + 1}{small}"
-        """what `bind_expected` returns: key, version, expires_at; changes nothing where another row, or a large value, is stored"""
+        """what `bind_expected` returns; changes nothing where another row, or a large value, is stored"""
         self.put = self._upsert() if self.large is None else f"{self._upsert()} WHERE large IS NULL"
         """what `bind_put` returns; changes nothing where a large value is stored"""
         self.put_large = self._upsert("large")
