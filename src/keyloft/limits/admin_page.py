@@ -15,13 +15,13 @@ PAGE_VALUE_BYTES: Final = 256 * 1024
 """Of a longer value, the admin page shows so much."""
 
 PAGE_SESSIONS: Final = 1000
-"""How many people can be logged in at a time; the one who was away for the longest is logged out for one more."""
+"""How many sessions there can be; one more ends the session that was unused for the longest time."""
 
 PAGE_SESSION_SECONDS: Final = 12 * 3600.0
 """How long a session of the admin page lasts."""
 
 PAGE_IDLE_SECONDS: Final = 3600.0
-"""After so long without a request or an open page, a session ends."""
+"""Seconds without a request or an open page after which a session ends."""
 
 PAGE_CODE_SECONDS: Final = 60.0
 """How long a code for one log-in is valid, as `keyloft open` asks for one."""
@@ -36,7 +36,7 @@ PAGE_SAMPLES: Final = 360
 """How many of these readings are kept: half an hour."""
 
 PAGE_FEWEST_SAMPLES: Final = 24
-"""A chart is as wide as so many readings at least: the first ones do not fill it."""
+"""The fewest readings that fill a chart: the first ones after a start leave room."""
 
 PAGE_RATE_SAMPLES: Final = 12
 """Over how many of them a rate is taken: a minute."""

@@ -93,10 +93,10 @@ WATCH_DUE_KEYS: Final = 1000
 """About how many expired keys are read at a time for watches."""
 
 LATE_EXPIRY_SECONDS: Final = 5.0
-"""A reader of changes who continues from a version gets the expiries of so many seconds before it again."""
+"""A reader that continues from a version gets the expiries of this many seconds before it once more."""
 
 WATCHES_WOKEN_AT_ONCE: Final = 64
-"""After waking so many watches, the event loop runs them before it wakes more: each reads what its user waits for."""
+"""How many watches are woken before the event loop runs them: each reads what its user waits for."""
 
 WATCH_INLINE_CALLS: Final = 1000
 """After so many calls of watches, the event loop runs other tasks before the next change is dispatched. Where many

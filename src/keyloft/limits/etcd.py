@@ -30,7 +30,7 @@ ETCD_GUESSED_KEYS: Final = 100
 comparison, and etcd allows 128 in a transaction."""
 
 ETCD_GROUPS_READ: Final = 256
-"""After wrong guesses, at most so many groups are read before the next guess."""
+"""How many groups are read, at most, after wrong guesses before the next guess."""
 
 ETCD_REMEMBERED_ROWS: Final = 20_000
 """How many rows a process remembers as it has written them, without their values: about 6 MB."""
@@ -88,7 +88,7 @@ ETCD_HANDOVER_SECONDS: Final = 0.015
 """How long it waits after that for another one to begin."""
 
 ETCD_HANDOVER_POLL_SECONDS: Final = 0.002
-"""How often it looks meanwhile."""
+"""Seconds between two reads of the counter meanwhile."""
 
 ETCD_TURN_PAUSE_SECONDS: Final = 0.01
 """A process whose next batch arrives later than this after its last commit asks for no turn: it has little to write."""
@@ -100,7 +100,7 @@ ETCD_LONGEST_TURNS_SECONDS: Final = 0.5
 """How long a commit waits for the turns of others before it tries all the same."""
 
 ETCD_KEEPALIVE_SECONDS: Final = (10, 5)
-"""After so many silent seconds a member is asked for a sign of life, which must arrive in as many."""
+"""Seconds of silence after which a member is pinged; its answer must arrive within the same time."""
 
 ETCD_ORPHAN_SECONDS: Final = 3600.0
 """Chunks of a value that no entry refers to are removed once they are older: a commit may be about to refer to them."""

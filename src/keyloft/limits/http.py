@@ -29,7 +29,7 @@ HTTP_CLIENT_PAUSES: Final = (0.05, 1.0)
 """The first and the longest pause before a request is repeated, or a watch connects again; they double."""
 
 HTTP_CLIENT_SILENCE_SECONDS: Final = 45.0
-"""A watch that has received nothing for so long, not even one of the server's signs of life, connects again."""
+"""A watch connects again if it has received nothing for this long, heartbeats included."""
 
 HTTP_CLIENT_CLOSE_SECONDS: Final = 5.0
 """How long closing waits for requests under way."""

@@ -12,7 +12,7 @@ INTAKE_BYTES: Final = 64 * 1024 * 1024
 """The same for all plugins together, and for all tenants; a quarter of it is for replies that are being made."""
 
 ROUTES: Final = 4096
-"""Of so many subjects a service remembers the meaning."""
+"""For how many subjects a service remembers their owner and operation."""
 
 OWNERS: Final = 1024
 """So many plugins, or tenants, with something unanswered have a queue of their own; all further ones share one."""
@@ -48,13 +48,13 @@ WATCH_REQUEST_BYTES: Final = 64 * 1024
 """The largest request for a watch."""
 
 HEARTBEAT_SECONDS: Final = 3.0
-"""An instance of a service that is silent for so long counts as dead: others publish for the watches that it served."""
+"""Seconds without a heartbeat after which an instance counts as dead: others publish for the watches that it served."""
 
 HEARTBEATS: Final = 3
 """How many heartbeats an instance stores within HEARTBEAT_SECONDS, while there are watches."""
 
 LEASE_CHECK_SECONDS: Final = 1.0
-"""How often an instance without watches looks whether other instances have some."""
+"""Seconds between two checks, by an instance without watches, whether other instances have some."""
 
 TAKE_OVER_LEASES: Final = 100
 """How many watches an instance takes over in one commit."""
@@ -75,7 +75,7 @@ REFUSED_EVENTS: Final = 100
 """How many subjects of events a service remembers that NATS did not let it publish to."""
 
 UNREAD_EVENTS: Final = 10_000
-"""A client whose user has so many events to read drops further ones, and asks for them again later."""
+"""How many events a client holds for its user; it drops further ones, and asks for them again later."""
 
 REMEMBERED_EVENTS: Final = 10_000
 """For how many keys a client remembers the last event, to leave out what arrives twice."""
@@ -101,7 +101,7 @@ NATS_DISCARDED_BYTES: Final = 4 * 1024 * 1024
 """How many bytes of a refused message are left out at once."""
 
 REFUSED_EARLY_BYTES: Final = 32 * 1024
-"""Of a message of which so many bytes have not arrived yet, it is asked before whether it is refused."""
+"""How many bytes of a message must be missing for it to be refused, if at all, before they arrive."""
 
 GATHERED_BYTES: Final = 256 * 1024
 """How many bytes the requests have that a client sends in one message."""
@@ -122,7 +122,7 @@ UNREAD_PAUSE_SECONDS: Final = 0.001
 """How long a connection that has stopped reading waits before it checks again."""
 
 CANCEL_SECONDS: Final = 0.1
-"""A task of nats-py that has not ended so long after its cancellation is cancelled again."""
+"""Seconds after which a cancelled task of nats-py that has not ended is cancelled again."""
 
 LATENCY_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """The upper bounds of a latency histogram's buckets, in seconds; the PRD's targets are among them."""
@@ -159,7 +159,7 @@ TURN_SECONDS: Final = 0.001
 """How long the requests of one owner are read before the next owner has its turn."""
 
 TURNS_SECONDS: Final = 0.004
-"""After so many seconds of turns, other tasks run: messages are read from the socket, replies are sent."""
+"""Seconds of turns after which other tasks run: messages are read from the socket, replies are sent."""
 
 READING_BYTES: Final = 32 * 1024
 """If so much arrives in one iteration of the event loop, reading goes on before owners have further turns,"""

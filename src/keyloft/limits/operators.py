@@ -23,7 +23,7 @@ ROWS_BETWEEN_PROGRESS: Final = 1000
 """How many rows a comparison reads between two reports of its progress."""
 
 SOON_SECONDS: Final = 3600.0
-"""What expires within so many seconds is counted by stats as expiring soon, unless asked for another number."""
+"""Stats counts an entry as expiring soon if it expires within this many seconds; an option changes it."""
 
 FINDINGS: Final = 100
 """How many problems a check shows, unless asked for another number."""

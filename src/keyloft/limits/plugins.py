@@ -40,7 +40,7 @@ GETS_PER_READ: Final = 64
 """How many gets of one owner are read together: at most 4 MiB of values."""
 
 GETS_PER_REPLY: Final = 32
-"""After so many small gets, the replies are sent before others are read: their senders go on meanwhile."""
+"""How many small gets are answered before the replies are sent: their senders go on while others are read."""
 
 CLEANUP_SECONDS: Final = 300.0
 """Seconds between two sweeps of a plugin service, unless configured otherwise."""
@@ -55,7 +55,7 @@ LOGGED_OPERATIONS_PER_SECOND: Final = 1000
 """Up to this many operations a second, each has a DEBUG line."""
 
 LOGGED_SAMPLE: Final = 100
-"""Above that, one in so many has."""
+"""Above that, one operation in this number is logged."""
 
 VALUE_REPLY_BYTES: Final = 64 * 1024 + 512
 """How much is reserved for a reply with one value; for a shorter reply, nothing."""
@@ -73,7 +73,7 @@ USAGE_SLICE_SECONDS: Final = 0.004
 """After a read that took longer, the next one counts half as many rows."""
 
 USAGE_EVERY_SECONDS: Final = 60.0
-"""A round of counting all plugins' keys begins so long after the one before, or when that has ended."""
+"""Seconds from the start of one round of counting all plugins' keys to the next; more if a round takes longer."""
 
 USAGE_PAUSES: Final = (3, 19)
 """After each slice of a round, counting pauses for so many times as long as the slice took, at least and at most: a
@@ -89,13 +89,13 @@ USAGE_WANTED_SECONDS: Final = 300.0
 """So long after the last scrape, or the last write under a quota, counting ends."""
 
 USAGE_RETRY_SECONDS: Final = 5.0
-"""After a failure, counting begins again after so many seconds."""
+"""Seconds until counting begins again after a failure."""
 
 USAGE_PATIENCE_SECONDS: Final = 0.1
 """How long a scrape waits for the first round."""
 
 USAGE_PLUGINS: Final = 10_000
-"""Of so many plugins a service remembers what each stores; the others are added up."""
+"""For how many plugins a service remembers what each stores; the others are added up."""
 
 PLUGIN_REQUESTS_AT_ONCE: Final = 200
 """How many requests `keyloft plugin import-json` has under way."""

@@ -21,7 +21,7 @@ POSTGRES_CACHED_COUNTERS: Final = 5_000
 """How many counters a process remembers as it has written them, so that it need not read them: about 2 MB."""
 
 POSTGRES_GROUPS_READ: Final = 256
-"""After remembered counters were found to be out of date, at most so many groups are read before they count again."""
+"""How many groups are read, at most, after a cached counter was out of date, before the cache is used again."""
 
 POSTGRES_IDLE_SECONDS: Final = 60.0
 """A connection that was idle for longer is tested before use: firewalls drop idle connections silently."""
@@ -78,7 +78,7 @@ POSTGRES_TRANSACTION_SECONDS_EACH: Final = 0.0001
 """So much longer for each check and mutation: to decide and write 100,000 of them takes seconds."""
 
 POSTGRES_LOST_RACES: Final = 3
-"""After so many lost races a commit takes its locks before it reads."""
+"""How many races a commit may lose before it takes its locks first."""
 
 POSTGRES_RACE_PAUSES: Final = (0.001, 0.003)
 """The pause after a lost race lies between these."""

@@ -72,7 +72,7 @@ CLOSING_LOCK_SECONDS: Final = 5.0
 """How long an SQLite file that is being closed waits for other processes' locks, for all writes together."""
 
 RECENT_ENTRIES: Final = 16_384
-"""Of so many entries a semantic store remembers the last version, so that a put needs no read: at most 8 MiB."""
+"""For how many entries a semantic store remembers the last version, so that a put needs no read: at most 8 MiB."""
 
 PARSED_KEYS: Final = 16_384
 """So many keys of the semantic store are kept parsed, in at most 7 MB: parsing would take a fifth of a get
@@ -85,7 +85,7 @@ AUDIT_UNINDEXED: Final = 16
 """An entry's row lists so many of its audit records before they move to an index row."""
 
 KNOWN_FENCES: Final = 1024
-"""Of so many fencing tokens a semantic store remembers the lock."""
+"""For how many fencing tokens a semantic store remembers the lock."""
 
 UNSAVED_DEAD_LETTERS: Final = 1000
 """So many dead letters wait in memory for a database that fails; the oldest is dropped for one more."""
@@ -109,13 +109,13 @@ LIVE_FLAGS_PAUSE_SECONDS: Final = 1.0
 """The pause before live flags are read again after an error of the database."""
 
 CONFLICT_WINDOW_STEPS: Final = 12
-"""In so many steps the window of the conflict rate moves on."""
+"""How many steps the window of the conflict rate is divided into; it moves on by one at a time."""
 
 CONFLICT_WINDOW_PARTS: Final = 3
-"""In each of so many parts of the window the conflict rate must be too high, so that one burst raises no alert."""
+"""How many parts the window has: in each the conflict rate must be too high, so that one burst raises no alert."""
 
 CONFLICT_FEWEST_WRITES: Final = 10
-"""The window of the conflict rate must have so many writes; it is doubled until it has."""
+"""How many writes the window of the conflict rate must have; it is doubled until it has them."""
 
 CONFLICT_WINDOW_DOUBLINGS: Final = 6
 """So often, to a bit over an hour: a workflow with one write in six minutes still raises the alert."""

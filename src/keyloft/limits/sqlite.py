@@ -35,7 +35,7 @@ SLOW_SYNC_SECONDS: Final = 0.01
 """A commit that takes longer shows a disk that stalls."""
 
 AFTER_SLOW_SYNC_SECONDS: Final = 60.0
-"""For so long after it, the thread does all commits."""
+"""Seconds after a slow sync in which the thread makes all commits."""
 
 SQLITE_GETS_PER_STATEMENT: Final = 16
 """How many keys one statement looks up: 1.2 µs per key, against 2.1 µs with a statement per key."""
@@ -56,10 +56,10 @@ VIEW_READS_SECONDS: Final = 0.001
 """Reads that follow each other within this time share one."""
 
 VIEW_IDLE_SECONDS: Final = 0.02
-"""A view that no read has used for so long is ended."""
+"""Seconds without a read after which a view is ended."""
 
 COMMITS_PER_LOG_CHECK: Final = 8
-"""A synchronous store reads the length of the write-ahead log after so many commits, or a second after the last one."""
+"""How many commits a synchronous store makes between two readings of the write-ahead log's length, at most."""
 
 COMMIT_WAIT_SECONDS: Final = 0.05
 """How long a thread waits for another one to commit its batch. Then it tries to commit the batch itself: a signal may

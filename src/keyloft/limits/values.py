@@ -77,7 +77,7 @@ GC_PAUSE_BYTES: Final = 4 * 1024
 and dicts of the request again and again (`scripts/bench nats`, row «readers»)."""
 
 SLICE_ITEMS: Final = 250
-"""After so many keys or entries of a long call, other tasks run: a slice takes 1 to 3 ms."""
+"""How many keys or entries of a long call are handled before other tasks run: a slice takes 1 to 3 ms."""
 
 GIVE_WAY_SECONDS: Final = 0.0001
 """How long a thread pauses between two slices of a long call, so that another one wakes up in time to run."""
