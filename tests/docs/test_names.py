@@ -19,13 +19,24 @@ def found(path: str) -> Path | None:
     return next((folder / path for folder in folders if (folder / path).exists()), None)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
-def test_every_path_exists(document: Path) -> None:
+def paths_in(document: Path) -> set[str]:
     text = document.read_text()
     spans = re.findall(r"`([^`\n]+)`", text) + re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    paths = {path for span in spans for path in _PATH.findall(span) if "://" not in span}
+    return {path for span in spans for path in _PATH.findall(span) if "://" not in span}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_every_path_exists(document: Path) -> None:
+    paths = paths_in(document)
     assert len(paths) > 20
     assert sorted(path for path in paths if found(path) is None) == []
+
+
+def test_every_module_that_another_document_names_exists() -> None:
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    paths = {(document.name, path) for document in documents for path in paths_in(document) if path.endswith(".py")}
+    assert len(paths) > 20
+    assert sorted(pair for pair in paths if "/" in pair[1] and found(pair[1]) is None) == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)

@@ -23,7 +23,7 @@ _EXTENDED: Final = (
     *("connection_made", "connection_lost", "data_received", "on_message_begin", "on_header", "on_headers_complete"),
     *("on_body", "on_message_complete", "on_response_complete", "shutdown"),
 )
-_NOT_HTTP: Final = Problem(400, "BAD_REQUEST", "this is not a request of HTTP/1.1")
+_NOT_HTTP: Final = Problem(400, "BAD_REQUEST", "this is not an HTTP/1.1 request")
 _HEAD_TOO_LARGE: Final = Problem(
     431,
     "HEADERS_TOO_LARGE",

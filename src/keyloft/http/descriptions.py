@@ -284,9 +284,12 @@ INFO: Final = {
 }
 
 
-def page(name: str, summary: str) -> Mapping[str, HttpOperation]:
-    """A page of text that needs no token."""
-    answers = {200: answer("Well.", _TEXT, "text/plain"), 503: answer("Not yet, or no more.", _TEXT, "text/plain")}
+def text_operation(name: str, summary: str) -> Mapping[str, HttpOperation]:
+    """An operation that needs no token and answers with text."""
+    answers = {
+        200: answer("The text.", _TEXT, "text/plain"),
+        503: answer("The service is starting or ending, or its database fails.", _TEXT, "text/plain"),
+    }
     made = dict(operation(name, summary, answers=answers, is_public=True, tag="monitoring"))
     made["responses"] = {status: made["responses"][status] for status in ("200", "405", "500")} | {
         "503": answers[503],

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from keyloft.http.context import HttpContext
-from keyloft.http.descriptions import page
+from keyloft.http.descriptions import text_operation
 from keyloft.http.replies import TEXT_TYPE, HttpReply
 from keyloft.http.requests import HttpRequest
 from keyloft.http.routing import ApiRoute
@@ -31,9 +31,12 @@ def routes(context: HttpContext) -> Sequence[ApiRoute]:
         return await monitoring.readiness()
 
     pages = {
-        "/metrics": (metrics, page("getMetrics", "Metrics for Prometheus")),
-        "/healthz": (health, page("getHealth", "Whether the database can be read and written, and NATS is connected")),
-        "/readyz": (readiness, page("getReadiness", "Whether requests are served")),
+        "/metrics": (metrics, text_operation("getMetrics", "Metrics for Prometheus")),
+        "/healthz": (
+            health,
+            text_operation("getHealth", "Whether the database can be read and written, and NATS is connected"),
+        ),
+        "/readyz": (readiness, text_operation("getReadiness", "Whether requests are served")),
     }
     return [
         ApiRoute(path=path, handlers={"GET": handler}, is_public=True, described=described)

@@ -8,7 +8,7 @@ import msgspec
 
 import keyloft
 from keyloft.http.batches import WantedKeys, WireBatch
-from keyloft.http.descriptions import PROBLEMS, fields, page, parameter, problem_answer
+from keyloft.http.descriptions import PROBLEMS, fields, parameter, problem_answer, text_operation
 from keyloft.http.kv import NewExpiry
 from keyloft.http.replies import HttpReply
 from keyloft.http.requests import HttpRequest
@@ -82,7 +82,7 @@ def routes_with_document(routes: Sequence[ApiRoute]) -> Sequence[ApiRoute]:
     return all_routes
 
 
-_OWN: Final = page("getOpenapi", "This document")
+_OWN: Final = text_operation("getOpenapi", "This document")
 _OWN["GET"]["responses"]["200"] = {
     "description": "The document.",
     "content": {"application/json": {"schema": {"type": "object"}}},

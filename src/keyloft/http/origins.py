@@ -47,7 +47,7 @@ class Origins:
             elif name == b"origin":
                 origin = value
         if host is None:
-            raise Problem(400, "BAD_REQUEST", "Host: a request needs one")
+            raise Problem(400, "BAD_REQUEST", "Host: this header is missing")
         server = scope["server"][0] if scope["server"] else ""
         is_allowed = self._known.get((host, server))
         if is_allowed is None:
@@ -87,7 +87,9 @@ class Origins:
             return ()
         if text not in self._origins and "*" not in self._origins:
             raise Problem(
-                403, "NOT_PERMITTED", "Origin: pages of that site may not call; the setting http_origins allows some"
+                403,
+                "NOT_PERMITTED",
+                "Origin: pages of that site may not call this API; the setting http_origins lists those that may",
             )
         return (
             (b"access-control-allow-origin", origin),

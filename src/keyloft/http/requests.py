@@ -149,7 +149,9 @@ class HttpRequest:
                 name == b"transfer-encoding" and value.lower() != b"chunked"
             ):
                 shown = name.decode().title()
-                raise Problem(415, "UNSUPPORTED_MEDIA_TYPE", f"{shown}: bodies are taken uncompressed; leave it out")
+                raise Problem(
+                    415, "UNSUPPORTED_MEDIA_TYPE", f"{shown}: compressed bodies are not accepted; leave this header out"
+                )
 
     async def wait_for_end(self) -> None:
         """Return when the client has hung up."""

@@ -196,7 +196,7 @@ def read_declared(declared: object) -> tuple[AccessToken, ...]:
     found = tuple([token.checked() for token in tokens])
     names = [token.name for token in found]
     if len({*names}) < len(names):
-        raise InvalidArgument("expected each name of a token once")
+        raise InvalidArgument("name: expected a different one for each token")
     return found
 
 

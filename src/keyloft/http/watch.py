@@ -167,7 +167,7 @@ def _asks(request: HttpRequest, store: str | None) -> WatchedKeys:
     """What the parameters `key` or `prefix` name, if the token may read it."""
     texts, prefix = request.query.get("key", []), request.one("prefix")
     if bool(texts) == (prefix is not None):
-        raise InvalidArgument("key, prefix: a watch takes keys (key=…&key=…) or one prefix")
+        raise InvalidArgument("key, prefix: expected keys (key=…&key=…) or one prefix")
     if prefix is not None:
         scan = Selector.of(read_prefix(prefix), None, None).scan()
         request.token.check_range(store, scan.start, scan.end)

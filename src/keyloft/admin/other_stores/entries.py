@@ -1,4 +1,4 @@
-"""What the files of other stores hold: entries that can be stored, and such that can't."""
+"""What the files of other stores hold: entries that can be stored, and entries that can't."""
 
 import io
 import pickle

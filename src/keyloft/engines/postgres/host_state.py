@@ -1,4 +1,4 @@
-"""What a host tells of itself: whether it is primary or standby, its timeline, its store, and how far it is."""
+"""The state of a host, as it answers: primary or standby, its timeline, its store, and its position in the log."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias

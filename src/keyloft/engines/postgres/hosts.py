@@ -1,4 +1,4 @@
-"""Knows the hosts of a database: what each of them answers, and which one is written to: that of the highest timeline.
+"""Knows the hosts of a database: what each answers, and which is the primary: the one with the highest timeline.
 
 A standby that is promoted begins a new timeline. The former primary may still run, and accept writes that no one else
 will ever see. So the place in the URL does not decide, and a host is refused while another one, a standby included,

@@ -323,8 +323,8 @@ class PostgresWriter:
         return outcome
 
 
-def _in_order(outcomes: Sequence[Outcome], places: Sequence[int]) -> Outcome:
-    """One outcome of several; `places` are those of their verdicts in the group."""
+def _in_order(outcomes: Sequence[Outcome], positions: Sequence[int]) -> Outcome:
+    """One outcome of several; `positions` are those of their verdicts in the group."""
     both = joined(outcomes)
-    verdicts = dict(zip(places, both.verdicts, strict=True))
-    return replace(both, verdicts=[verdicts[at] for at in range(len(places))])
+    verdicts = dict(zip(positions, both.verdicts, strict=True))
+    return replace(both, verdicts=[verdicts[at] for at in range(len(positions))])

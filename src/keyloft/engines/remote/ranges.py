@@ -1,4 +1,4 @@
-"""The bounds of a scan as parameters of the HTTP API: a prefix, the key that it begins or goes on after, and its end.
+"""The bounds of a scan as parameters of the HTTP API: prefix, start or cursor, and end.
 
 start               means                                   parameter
 a key               this key and what follows it            start, or with `after` of the scan: after

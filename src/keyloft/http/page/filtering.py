@@ -1,4 +1,4 @@
-"""Rows for one table of the admin page, of which a filter leaves some out: bounded in rows, and in what is read."""
+"""Filters the rows of a table of the admin page: bounds how many are shown, and how many are read."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar

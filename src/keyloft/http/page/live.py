@@ -102,7 +102,7 @@ class LiveViews:
             stream.end()
             return await stream.until_end()
         if self._open >= limits.PAGE_STREAMS:
-            raise Busy("too many open pages are live; this one stays as it was loaded")
+            raise Busy("too many pages are updated live; this one shows what was stored when it was loaded")
         self._context.check_listeners()
         key = (session.token.digest, address)
         view = self._views.get(key)

@@ -59,7 +59,9 @@ class PageLogin:
         expected = cookie_of(request, "login")
         given = fields.get("form_token", "").encode("utf-8", "replace")
         if not expected or not hmac.compare_digest(expected.encode("utf-8", "replace"), given):
-            raise Problem(403, NotPermitted.code, "form_token: this form is not of this page; load the page again")
+            raise Problem(
+                403, NotPermitted.code, "form_token: this form was not made for this browser; load the page again"
+            )
         return await self._begin(request, fields.get("token", "").strip(), _within(fields.get("next", HOME)))
 
     async def log_out(self, visit: Visit) -> HttpReply:

@@ -1,4 +1,4 @@
-"""Stored values as the admin page shows them to one who has asked: JSON with indents, bytes as hex and text."""
+"""Stored values as the admin page shows them once they are asked for: JSON with indents, bytes as hex and text."""
 
 from contextlib import suppress
 from typing import Final

@@ -64,7 +64,7 @@ class Visit:
             InvalidArgument: It is left out.
         """
         if not (text := self.text(name)):
-            raise InvalidArgument(f"{name}: expected one, as the links of this page have it")
+            raise InvalidArgument(f"{name}: this parameter is missing; follow a link of the page instead")
         return text
 
     def optional(self, name: str) -> str | None:
@@ -108,7 +108,9 @@ class Visit:
         """
         self.form = await read_fields(self.request)
         if not self.session.is_form_token(self.form.get("form_token", "")):
-            raise Problem(403, NotPermitted.code, "form_token: this form is not of your session; load the page again")
+            raise Problem(
+                403, NotPermitted.code, "form_token: this form belongs to another session; load the page again"
+            )
 
 
 async def read_fields(request: HttpRequest) -> dict[str, str]:

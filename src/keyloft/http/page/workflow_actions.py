@@ -83,7 +83,9 @@ class WorkflowActions:
         if entry is None:
             raise Problem(404, "NOT_FOUND", f"nothing is stored at {key}")
         if not isinstance(entry.value, bool):
-            raise InvalidArgument("name: this flag is neither on nor off: its value is another one")
+            raise InvalidArgument(
+                "name: the value of this flag is neither true nor false, so it can't be switched here"
+            )
         return project, entry, to == "on"
 
     # Locks

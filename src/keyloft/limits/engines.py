@@ -1,0 +1,59 @@
+"""What all engines share: how long they wait, versions, clocks, group commit, the change log and watches."""
+
+from typing import Final
+
+BUSY_SECONDS: Final = 30.0
+"""How long a write waits for other processes that hold the database before it fails with BUSY."""
+
+SERVER_SECONDS: Final = 60.0
+"""How long a call waits for a database server that is away or silent; `keyloft.open(patience=…)` changes it.
+
+PgBouncer refuses logins for 15 s after one that failed (`server_login_retry`). Patroni needs up to 40 s to find out
+that a primary is gone and to promote a standby (`ttl` 30 s, `loop_wait` 10 s). A write leaves a quarter of the time for
+learning what became of it."""
+
+MAX_LAG_SECONDS: Final = 5.0
+"""How far a standby may be behind to answer reads; `keyloft.open(max_lag=…)` changes it."""
+
+HISTORY_SECONDS: Final = 3600.0
+"""How long the change log keeps a change, unless `keyloft.open(history_seconds=…)` says otherwise."""
+
+HISTORY_MIB: Final = 16.0
+"""How large the change log grows before older changes go, unless `keyloft.open(history_mib=…)` says otherwise."""
+
+VERSION_JUMP: Final = 2**40
+"""A restored or copied database, and one on a new timeline of PostgreSQL, continues at the next multiple of this, which
+no process that used it before gave."""
+
+LAST_VERSION: Final = 2**53 - 1
+"""Versions stay below 2**53: the numbers of JavaScript, and so of most JSON, are exact up to there."""
+
+CLOCK_AHEAD_SECONDS: Final = 300.0
+"""If the last commit is further ahead of the clock than this, writes are refused: the clock was set back."""
+
+LOG_PART_BYTES: Final = 64 * 1024
+"""A row of the change log holds about this many bytes; more changes of one group go into further rows."""
+
+LOG_SLICE_BYTES: Final = 16 * 1024
+"""How much of the change log is read at a time: some 500 to 1,000 changes, which take 1 to 2 ms."""
+
+LOG_SLICE_ROWS: Final = 1024
+"""The same in rows, for commits that changed little."""
+
+MEMORY_SLICE_CHANGES: Final = 1000
+"""How many changes of a log in memory are read at a time."""
+
+MEMORY_CHANGE_BYTES: Final = 200
+"""About how much memory one change takes in a log in memory; its key is shared with its entry."""
+
+TRIM_EVERY: Final = 256
+"""A commit that crosses a multiple of this many versions trims the change log."""
+
+TRIM_ROWS: Final = 2 * TRIM_EVERY
+"""How many rows of the change log one commit removes at most."""
+
+TRIM_SPARED_SECONDS: Final = 120.0
+"""On PostgreSQL, changes younger than this stay, however many: a commit whose reply was lost is looked up there."""
+
+GROUP_OPERATIONS: Final = 4096
+"""A group takes no further batch once it holds this many checks and mutations."""
