@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -272,3 +273,45 @@ async def test_another_protocol_is_not_spoken(api: RunningApi) -> None:
     upgrade = b"GET /v1/info HTTP/1.1\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n" % HEAD
     assert status_of(await api.raw(upgrade)) == 200
     assert problem(await api.send("OPTIONS", "/v1/kv/a")) == (405, "METHOD_NOT_ALLOWED")
+
+
+async def test_large_answers_are_made_only_while_clients_read_them(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        await api.put(f"/v1/kv/large/={number}", "x" * 1_000_000)
+    monkeypatch.setattr(limits, "HTTP_FULL_BYTES", 4_000_000)
+    monkeypatch.setattr(limits, "HTTP_STILL_SECONDS", 0.2)
+    body = b'{"keys":[%b]}' % b",".join([b'"large/=%d"' % number for number in range(8)])
+    request = b"POST /v1/get HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (HEAD, len(body), body)
+    loop, unread = asyncio.get_running_loop(), []
+    for _ in range(8):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", api.port))
+        await loop.sock_sendall(client, request)
+        unread.append(client)
+    most, done = 0, False
+
+    async def measured() -> None:
+        nonlocal most
+        while not done:
+            buffers = [each.transport.get_write_buffer_size() for each in api.listener._table.connections]
+            most = max(most, sum(buffers))
+            await asyncio.sleep(0.001)
+
+    measuring = asyncio.create_task(measured())
+    try:
+        async with asyncio.timeout(LONGEST_SECONDS):
+            assert (await api.get("/v1/info")).status_code == 200
+            wanted = {"keys": [f"large/={number}" for number in range(8)]}
+            assert len((await api.post("/v1/get", wanted)).content) > 8_000_000
+            assert len((await api.get("/v1/kv/large/=1")).content) > 1_000_000
+            assert len((await api.get("/v1/kv?prefix=large")).json()["entries"]) > 0
+    finally:
+        done = True
+        await measuring
+        for client in unread:
+            client.close()
+    assert most < 8_100_000 + 4_000_000 + 8_100_000, "at most one more answer than was allowed"

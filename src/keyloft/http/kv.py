@@ -58,6 +58,10 @@ class SingleKeys:
         request.token.check_key(store, key)
         request.expect_query()
         [record] = await engine.read(Get(_TUPLES, key))
+        if record is not None and len(record.value) > limits.HTTP_LARGE_VALUE_BYTES and request.must_wait():
+            record = None  # not kept while this waits
+            await request.room()
+            [record] = await engine.read(Get(_TUPLES, key))
         if record is None:
             raise absent(text)
         tag = etag(record.version)

@@ -151,6 +151,15 @@ class HttpRequest:
                 shown = name.decode().title()
                 raise Problem(415, "UNSUPPORTED_MEDIA_TYPE", f"{shown}: bodies are taken uncompressed; leave it out")
 
+    def must_wait(self) -> bool:
+        """Whether clients have left too many large answers unread to make another one."""
+        is_full: bool = self.scope["connection"].server_state.is_full()
+        return is_full
+
+    async def room(self) -> None:
+        """Wait until a large answer may be made: not while clients leave too many of them unread."""
+        await self.scope["connection"].server_state.room()
+
     async def wait_for_end(self) -> None:
         """Return when the client has hung up."""
         while (await self._receive())["type"] != "http.disconnect":
