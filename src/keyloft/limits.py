@@ -984,8 +984,9 @@ HTTP_FULL_BYTES: Final = 64 * 1024 * 1024
 HTTP_FULL_PAUSE_SECONDS: Final = 0.02
 """How often it is looked whether they have read enough meanwhile."""
 
-HTTP_STILL_SECONDS: Final = 0.5
-"""A client that has read nothing for so long is cut off while others wait."""
+HTTP_STILL_LOOKS: Final = 25
+"""A client that has read nothing between so many looks, half a second, is cut off while others wait. Not by time: while
+the event loop is busy, nothing is sent."""
 
 HTTP_LARGE_VALUE_BYTES: Final = 64 * 1024
 """From this size on, the answer with a value is a large one."""

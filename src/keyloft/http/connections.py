@@ -45,11 +45,13 @@ def check_uvicorn() -> None:
 class _Unread:
     """What a client has not read of complete responses."""
 
-    __slots__ = ("moved_at", "since", "size")
+    __slots__ = ("looks", "since", "size")
 
     def __init__(self, now: float) -> None:
-        self.since = self.moved_at = now
+        self.since = now
         self.size = 0
+        self.looks = 0
+        """How often it was looked since its client has read something."""
 
 
 class ConnectionTable(ServerState):
@@ -102,7 +104,9 @@ class ConnectionTable(ServerState):
 
     def unsent(self, connection: "HttpConnection") -> None:
         """A response is complete, and its client has not read all of it yet."""
-        unread = self._unsent.setdefault(connection, _Unread(self._now()))
+        # Anew also for one that is there: it has read its last response before this one was sent.
+        self._unsent.pop(connection, None)
+        unread = self._unsent[connection] = _Unread(self._now())
         unread.size = _unsent_bytes(connection)
         self._unsent_bytes += unread.size
         self._end_unsent()
@@ -116,8 +120,7 @@ class ConnectionTable(ServerState):
             self._summed_at = now
             for connection, unread in self._unsent.items():
                 size = _unsent_bytes(connection)
-                if size < unread.size:
-                    unread.moved_at = now
+                unread.looks = 0 if size < unread.size else unread.looks + 1
                 unread.size = size
             self._unsent_bytes = sum([unread.size for unread in self._unsent.values()])
         return self._unsent_bytes > limits.HTTP_FULL_BYTES
@@ -125,8 +128,8 @@ class ConnectionTable(ServerState):
     async def room(self) -> None:
         """Wait until a further large response may be made; clients that don't read are cut off within seconds."""
         while self.is_full():  # transports have no event for what they have sent
-            latest = self._now() - limits.HTTP_STILL_SECONDS
-            for connection in [each for each, unread in self._unsent.items() if unread.moved_at < latest]:
+            most = limits.HTTP_STILL_LOOKS
+            for connection in [each for each, unread in self._unsent.items() if unread.size and unread.looks > most]:
                 connection.abort()
             await asyncio.sleep(limits.HTTP_FULL_PAUSE_SECONDS)
 

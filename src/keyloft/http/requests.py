@@ -143,8 +143,10 @@ class HttpRequest:
         return b"".join(parts)
 
     def _check_encoding(self) -> None:
-        """Refuse a body that is compressed: it would be stored as it was sent."""
+        """Refuse a body that is compressed: it would be stored as it was sent; or that the parser takes for no body."""
         for name, value in self.headers:
+            if name == b"upgrade":
+                raise Problem(400, "BAD_REQUEST", "Upgrade: a request with a body can't ask for another protocol")
             if (name == b"content-encoding" and value.lower() != b"identity") or (
                 name == b"transfer-encoding" and value.lower() != b"chunked"
             ):
