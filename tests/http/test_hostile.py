@@ -2,13 +2,16 @@
 
 import asyncio
 import gc
+import re
 import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
 
 from keyloft import limits
+from keyloft.http.origins import Origins
 from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, RunningApi, running_api
 from tests.http.test_kv import problem
 
@@ -268,7 +271,116 @@ async def test_clients_that_hang_up_do_no_harm(api: RunningApi, caplog: pytest.L
     assert [record.message for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
 
 
+@pytest.mark.parametrize("kind", ["application/json", "application/octet-stream"])
+async def test_a_body_behind_an_upgrade_is_refused_and_not_stored_as_an_empty_one(api: RunningApi, kind: str) -> None:
+    head = f"Content-Type: {kind}\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 1\r\n\r\n1".encode()
+    assert status_of(await api.raw(b"PUT /v1/kv/a HTTP/1.1\r\n%b%b" % (HEAD, head))) == 400
+    assert (await api.get("/v1/kv/a")).status_code == 404
+
+
+@pytest.mark.parametrize("target", [b"OPTIONS *", b"CONNECT evil.example:443", b"GET *"])
+async def test_targets_without_a_path_are_answered_as_unknown_paths_are(api: RunningApi, target: bytes) -> None:
+    answer = await api.raw(b"%b HTTP/1.1\r\n%bConnection: close\r\n\r\n" % (target, HEAD))
+    assert status_of(answer) in (400, 404)
+    assert b"content-type: application/problem+json" in answer
+
+
+async def test_a_watch_of_http_1_0_is_refused_since_it_has_no_chunks(api: RunningApi) -> None:
+    assert status_of(await api.raw(b"GET /v1/watch?prefix=a HTTP/1.0\r\n%b\r\n" % HEAD)) == 400
+    answer = await api.raw(b"GET /v1/info HTTP/1.0\r\n%b\r\n" % HEAD)
+    assert (status_of(answer), b"transfer-encoding" in answer) == (200, False)
+    assert api.context.meters.watches == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:9464@evil.example", 421),
+        ("localhost:port", 421),
+        ("localhost:", 421),
+        ("[::1", 421),
+        ("localhost/..", 421),
+        ("localhost.evil.example", 421),
+        ("2130706433", 421),
+        ("", 421),
+        ("LOCALHOST:1", 200),
+        ("[::1]:9464", 200),
+        ("127.0.0.2", 200),
+    ],
+)
+async def test_a_host_is_a_name_and_a_port_and_nothing_else(api: RunningApi, host: str, status: int) -> None:
+    request = (
+        f"GET /v1/info HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {ADMIN_TOKEN}\r\nConnection: close\r\n\r\n"
+    )
+    assert status_of(await api.raw(request.encode())) == status
+
+
+async def test_a_request_of_two_origins_is_refused() -> None:
+    async with running_api(origins=Origins((), ["https://app.example"])) as api:
+        origins = b"Origin: https://evil.example\r\nOrigin: https://app.example\r\nConnection: close\r\n\r\n"
+        assert status_of(await api.raw(b"GET /v1/info HTTP/1.1\r\n%b%b" % (HEAD, origins))) == 400
+
+
+async def test_a_second_request_waits_until_the_first_is_answered(api: RunningApi) -> None:
+    put = b"PUT /v1/kv/a HTTP/1.1\r\n%bContent-Type: application/json\r\nContent-Length: 1\r\n" % HEAD
+    requests = put + b"\r\n1" + put + b"Expect: 100-continue\r\n\r\n2" + b"GET /v1/kv/a HTTP/1.1\r\n%b" % HEAD
+    answer = await api.raw(requests + b"Range: bytes=0-1\r\nConnection: close\r\n\r\n")
+    assert re.findall(rb"HTTP/1\.1 (\d+)", answer) in (
+        [b"201", b"200", b"200"],
+        [b"201", b"100", b"200", b"200"],
+    )
+    assert b'"value":2' in answer
+
+
+async def test_texts_that_look_alike_are_different_keys(api: RunningApi) -> None:
+    for stored, other in (("\u00e9", "e\u0301"), ("\ufb00", "ff"), ("A", "a"), ("\u212a", "K"), ("a", "a\u200b")):
+        await api.put(f"/v1/kv/alike/{stored}", 1)
+        assert (await api.get(f"/v1/kv/alike/{other}")).status_code == 404
+
+
 async def test_another_protocol_is_not_spoken(api: RunningApi) -> None:
     upgrade = b"GET /v1/info HTTP/1.1\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n" % HEAD
     assert status_of(await api.raw(upgrade)) == 200
     assert problem(await api.send("OPTIONS", "/v1/kv/a")) == (405, "METHOD_NOT_ALLOWED")
+
+
+async def test_large_answers_are_made_only_while_clients_read_them(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        await api.put(f"/v1/kv/large/={number}", "x" * 1_000_000)
+    monkeypatch.setattr(limits, "HTTP_FULL_BYTES", 4_000_000)
+    monkeypatch.setattr(limits, "HTTP_STILL_LOOKS", 15)
+    body = b'{"keys":[%b]}' % b",".join([b'"large/=%d"' % number for number in range(8)])
+    request = b"POST /v1/get HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (HEAD, len(body), body)
+    loop, unread = asyncio.get_running_loop(), []
+    for _ in range(8):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", api.port))
+        await loop.sock_sendall(client, request)
+        unread.append(client)
+    most, done = 0, False
+
+    async def measured() -> None:
+        nonlocal most
+        while not done:
+            buffers = [each.transport.get_write_buffer_size() for each in api.listener._table.connections]
+            most = max(most, sum(buffers))
+            await asyncio.sleep(0.001)
+
+    measuring = asyncio.create_task(measured())
+    try:
+        async with asyncio.timeout(LONGEST_SECONDS):
+            assert (await api.get("/v1/info")).status_code == 200
+            wanted = {"keys": [f"large/={number}" for number in range(8)]}
+            assert len((await api.post("/v1/get", wanted)).content) > 8_000_000
+            assert len((await api.get("/v1/kv/large/=1")).content) > 1_000_000
+            assert len((await api.get("/v1/kv?prefix=large")).json()["entries"]) > 0
+    finally:
+        done = True
+        await measuring
+        for client in unread:
+            client.close()
+    assert most < 8_100_000 + 4_000_000 + 8_100_000, "at most one more answer than was allowed"

@@ -119,7 +119,11 @@ async def test_bytes_and_counters_have_types_of_their_own(api: RunningApi) -> No
     assert (await api.get("/v1/kv/u")).json()["u64"] == "18446744073709551615"
     wanted = await api.get("/v1/kv/u", headers={"accept": "application/octet-stream"})
     assert problem(wanted) == (406, "NOT_ACCEPTABLE")
-    assert (await api.get("/v1/kv/b", headers={"accept": "application/json, */*"})).json()["key"] == "b"
+    for accepted in ("application/json, */*", "application/octet-stream;q=0, */*", "application/octet-stream ; Q=0.00"):
+        assert (await api.get("/v1/kv/b", headers={"accept": accepted})).json()["key"] == "b"
+    either = {"accept": "application/octet-stream, */*;q=0.1"}
+    assert (await api.get("/v1/kv/u", headers=either)).json()["key"] == "u"
+    assert (await api.get("/v1/kv/b", headers=either)).content == b"\x00\xff"
     for wrong in (b"18446744073709551616", b"-1", b"1.5", b""):
         answer = await api.send("PUT", "/v1/kv/u", content=wrong, headers=counter)
         assert problem(answer) == (422, "VALIDATION_ERROR")

@@ -50,6 +50,25 @@ async def test_the_token_that_is_made_at_the_start_opens_the_api(tmp_path: Path)
         assert '"Alice"' not in served.log
 
 
+async def check_with_curl(url: str, authority: trustme.CA, token: str, folder: Path) -> None:
+    """Put, get, and watch an entry over TLS; another authority, an old TLS and plain text are refused."""
+    ours, other = folder / "ca.pem", folder / "other.pem"
+    authority.cert_pem.write_to_path(ours)
+    trustme.CA().cert_pem.write_to_path(other)
+    trusted = ("--cacert", str(ours), "-H", f"Authorization: Bearer {token}")
+    put = ("-X", "PUT", "-H", "Content-Type: application/json", "-d", '{"name": "Alice"}')
+    assert '"versionstamp"' in await curl(*trusted, *put, f"{url}/v1/kv/users/alice")
+    assert '"name":"Alice"' in await curl(*trusted, f"{url}/v1/kv/users/alice")
+    events = await curl(*trusted, "-N", "--max-time", "1", f"{url}/v1/watch?key=users/alice")
+    assert ("event: ready" in events, '"name":"Alice"' in events) == (True, True)
+    for refused in (
+        ("--cacert", str(other), f"{url}/v1/info"),
+        (*trusted, "--tls-max", "1.1", f"{url}/v1/info"),
+        (*trusted, f"{url.replace('https', 'http')}/v1/info"),
+    ):
+        assert await curl(*refused) == ""
+
+
 async def test_https_is_served_and_tokens_are_read_again_on_sighup(tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("localhost", "127.0.0.1")
@@ -63,6 +82,8 @@ async def test_https_is_served_and_tokens_are_read_again_on_sighup(tmp_path: Pat
         authority.configure_trust(trusted)
         url = url_of(served)
         assert url.startswith("https://")
+        if shutil.which("curl") is not None:
+            await check_with_curl(url, authority, first, tmp_path)
         async with httpx.AsyncClient(base_url=url, verify=trusted, timeout=LONGEST_SECONDS) as client:
             assert (await client.get("/v1/info", headers=headers_of(first))).status_code == 200
             assert (await client.get("/v1/info", headers=headers_of(second))).status_code == 401

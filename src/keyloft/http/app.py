@@ -39,11 +39,12 @@ class HttpApp:
 
     def __init__(self, context: HttpContext) -> None:
         self.routes = routes_of(context) if context.tokens.are_some else _routes_of(context, PUBLIC_MODULES)
+        self._nothing = _Nothing(context.meters.of(UNKNOWN))
         self._starlette = Starlette(
             routes=[
                 *_page_routes(context),
                 *[Route(route.path, HttpEndpoint(context, route)) for route in self.routes],
-                Route("/{rest:path}", _Nothing(context.meters.of(UNKNOWN))),
+                Route("/{rest:path}", self._nothing),
             ]
         )
 
@@ -56,6 +57,8 @@ class HttpApp:
         if self._entries is not None and path.startswith(_BEFORE_KEY):
             scope["path_params"] = {"key": path[len(_BEFORE_KEY) :]}
             return await self._entries(scope, receive, send)
+        if not path.startswith("/"):  # `*`, or a host: Starlette would answer such a request itself
+            return await self._nothing(scope, receive, send)
         scope["path"] = path
         return await self._starlette(scope, receive, send)
 

@@ -1,5 +1,6 @@
 """The routes of several keys at once: read them as of one moment, and write them all or not at all."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Literal
@@ -95,6 +96,7 @@ class KeyBatches:
 
     def __init__(self, context: HttpContext) -> None:
         self._context = context
+        self._gets = asyncio.Semaphore(limits.HTTP_GETS)
 
     async def get(self, request: HttpRequest) -> HttpReply:
         """Several entries as of one moment."""
@@ -108,11 +110,14 @@ class KeyBatches:
         encoded = [read_key(text, f"keys[{at}]") for at, text in enumerate(wanted.keys)]
         for key in encoded:
             request.token.check_key(store, key)
-        records = await _read(engine, [Get(_TUPLES, key) for key in encoded])
         texts = list(map(shown_key, encoded))
+        async with self._gets:
+            await request.room()
+            records = await _read(engine, [Get(_TUPLES, key) for key in encoded])
+            entries = [wire_entry(text, record) for text, record in zip(texts, records, strict=True)]
+            body = to_json({"entries": entries})
         audit_log.read(request.token, "read", store, texts)
-        entries = [wire_entry(text, record) for text, record in zip(texts, records, strict=True)]
-        return HttpReply(to_json({"entries": entries}))
+        return HttpReply(body)
 
     async def atomic(self, request: HttpRequest) -> HttpReply:
         """Checks and writes, all or nothing."""

@@ -42,6 +42,18 @@ def check_uvicorn() -> None:
         raise IncompatibleLibrary(f"uvicorn lacks {', '.join(missing)}: install a version from 0.35 on, below 0.55")
 
 
+class _Unread:
+    """What a client has not read of complete responses."""
+
+    __slots__ = ("looks", "since", "size")
+
+    def __init__(self, now: float) -> None:
+        self.since = now
+        self.size = 0
+        self.looks = 0
+        """How often it was looked since its client has read something."""
+
+
 class ConnectionTable(ServerState):
     """All connections of a server, by what they are doing; those that do nothing for too long are ended."""
 
@@ -59,7 +71,8 @@ class ConnectionTable(ServerState):
         # Each in the order in which it began, so that the oldest one is found without a search.
         self._idle: dict[HttpConnection, float] = {}
         self._receiving: dict[HttpConnection, float] = {}
-        self._unsent: dict[HttpConnection, float] = {}
+        self._unsent: dict[HttpConnection, _Unread] = {}
+        self._unsent_bytes, self._summed_at = 0, 0.0
         self.meters = meters
 
     def has_room(self) -> bool:
@@ -91,13 +104,40 @@ class ConnectionTable(ServerState):
 
     def unsent(self, connection: "HttpConnection") -> None:
         """A response is complete, and its client has not read all of it yet."""
-        self._unsent.setdefault(connection, self._now())
+        # Anew also for one that is there: it has read its last response before this one was sent.
+        self._unsent.pop(connection, None)
+        unread = self._unsent[connection] = _Unread(self._now())
+        unread.size = _unsent_bytes(connection)
+        self._unsent_bytes += unread.size
         self._end_unsent()
+
+    def is_full(self) -> bool:
+        """Whether clients have not read so much that no further large response is to be made."""
+        if not self._unsent:
+            return False
+        now = self._now()
+        if now - self._summed_at >= limits.HTTP_FULL_PAUSE_SECONDS:  # not for each request: it is a long sum
+            self._summed_at = now
+            for connection, unread in self._unsent.items():
+                size = _unsent_bytes(connection)
+                unread.looks = 0 if size < unread.size else unread.looks + 1
+                unread.size = size
+            self._unsent_bytes = sum([unread.size for unread in self._unsent.values()])
+        return self._unsent_bytes > limits.HTTP_FULL_BYTES
+
+    async def room(self) -> None:
+        """Wait until a further large response may be made; clients that don't read are cut off within seconds."""
+        while self.is_full():  # transports have no event for what they have sent
+            most = limits.HTTP_STILL_LOOKS
+            for connection in [each for each, unread in self._unsent.items() if unread.size and unread.looks > most]:
+                connection.abort()
+            await asyncio.sleep(limits.HTTP_FULL_PAUSE_SECONDS)
 
     def gone(self, connection: "HttpConnection") -> None:
         """It has ended."""
-        for table in (self._idle, self._receiving, self._unsent):
+        for table in (self._idle, self._receiving):
             table.pop(connection, None)
+        self._unsent.pop(connection, None)
 
     def end_slow_ones(self) -> None:
         """End connections that have been idle, or sending or reading, for too long. To be called every second."""
@@ -107,16 +147,17 @@ class ConnectionTable(ServerState):
         for table, seconds in (
             (self._idle, limits.HTTP_IDLE_SECONDS),
             (self._receiving, limits.HTTP_REQUEST_SECONDS),
-            (self._unsent, limits.HTTP_ANSWER_SECONDS),
         ):
             while table and now - next(iter(table.values())) > seconds:
                 next(iter(table)).abort()
+        while self._unsent and now - next(iter(self._unsent.values())).since > limits.HTTP_ANSWER_SECONDS:
+            next(iter(self._unsent)).abort()
         self._end_unsent()
 
     def _end_unsent(self) -> None:
         """End the connections that have not read their responses for the longest, if those of all are too large."""
         latest = self._now() - limits.HTTP_UNSENT_SECONDS
-        while len(self._unsent) > 1 and next(iter(self._unsent.values())) < latest:
+        while len(self._unsent) > 1 and next(iter(self._unsent.values())).since < latest:
             if sum(map(_unsent_bytes, self._unsent)) <= limits.HTTP_UNSENT_BYTES:
                 break
             next(iter(self._unsent)).abort()
@@ -140,6 +181,11 @@ class HttpConnection(HttpToolsProtocol):
         """How many bytes arrived behind a head, or since the last part of a body: of chunks' heads and of trailers."""
         self._discarded_bytes = 0
         self._is_refused = False
+
+    async def has_read(self) -> None:
+        """Wait until the client has read most of the response before this one."""
+        if self.flow.write_paused:
+            await self.flow.drain()
 
     def abort(self) -> None:
         """End it at once."""

@@ -1,5 +1,6 @@
 """The routes of single keys: read, store, delete an entry, and change its expiry."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -36,6 +37,8 @@ BASES: Final = ("/v1", "/v1/db/{store}")
 """Before the paths of the unnamed store, and of named ones."""
 
 _TUPLES: Final = Space.TUPLES
+_OCTETS: Final = BYTES_TYPE.decode()
+_UNWANTED: Final = re.compile(r"q=0(\.0*)?", re.ASCII)
 _CONFLICT: Final = "another version is stored than the request expects; nothing was written"
 
 
@@ -58,6 +61,10 @@ class SingleKeys:
         request.token.check_key(store, key)
         request.expect_query()
         [record] = await engine.read(Get(_TUPLES, key))
+        if record is not None and len(record.value) > limits.HTTP_LARGE_VALUE_BYTES and request.must_wait():
+            record = None  # not kept while this waits
+            await request.room()
+            [record] = await engine.read(Get(_TUPLES, key))
         if record is None:
             raise absent(text)
         tag = etag(record.version)
@@ -68,12 +75,14 @@ class SingleKeys:
         if is_known(request, record.version):
             return HttpReply(status=304, headers=(tag,))
         audit_log.read(request.token, "read", store, (text,))
-        if _wants_bytes(request):
-            if record.encoding != BYTES:
+        kinds = _accepted(request)
+        if _OCTETS in kinds and not kinds & {"application/json", "application/*"}:
+            if record.encoding == BYTES:
+                return HttpReply(record.value, content_type=BYTES_TYPE, headers=(tag,))
+            if "*/*" not in kinds:
                 raise Problem(
                     406, "NOT_ACCEPTABLE", "Accept: the value is not bytes; application/json gives it with its kind"
                 )
-            return HttpReply(record.value, content_type=BYTES_TYPE, headers=(tag,))
         return HttpReply(to_json(wire_entry(text, record)), headers=(tag,))
 
     async def put(self, request: HttpRequest) -> HttpReply:
@@ -160,13 +169,17 @@ async def _value(request: HttpRequest) -> tuple[bytes, int]:
     )
 
 
-def _wants_bytes(request: HttpRequest) -> bool:
-    """Whether the client takes the bytes themselves, and no JSON."""
+def _accepted(request: HttpRequest) -> set[str]:
+    """The types that the client takes, if bytes as they are are among them; else nothing, as most clients don't ask."""
     accepted = request.header(b"accept")
     if accepted is None or "octet-stream" not in accepted:
-        return False
-    kinds = {part.partition(";")[0].strip().lower() for part in accepted.split(",")}
-    return "application/octet-stream" in kinds and not kinds & {"application/json", "application/*"}
+        return set()
+    kinds = set()
+    for part in accepted.lower().split(","):
+        kind, *parameters = [text.strip() for text in part.split(";")]
+        if not any([_UNWANTED.fullmatch(text) for text in parameters]):
+            kinds.add(kind)
+    return kinds
 
 
 async def _commit(

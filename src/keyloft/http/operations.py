@@ -98,6 +98,8 @@ class OperationHandler:
         if request.content_type() not in ("application/json", ""):
             raise Problem(415, "UNSUPPORTED_MEDIA_TYPE", "Content-Type: expected application/json")
         data = await self.access.body(request, names)
+        if is_read:
+            await request.room()
         if operation in _READ_BY_DEFAULT and not (is_read := _is_listing(data)):
             self.check_scope(request.token, names, write=True)
         reply = await self.access.ask(request, names, operation, data)

@@ -5,6 +5,7 @@ origin as a service there. So the Host of a request must be a name that this ser
 """
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -15,6 +16,7 @@ from keyloft.http.requests import header_of
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _ALLOWED_HEADERS: Final = b"authorization, content-type, if-match, if-none-match, last-event-id, accept"
 _REMEMBERED: Final = 256
+_HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:@/\[\]]+))(?::[0-9]{1,5})?")
 
 
 class Origins:
@@ -45,6 +47,8 @@ class Origins:
                     raise Problem(400, "BAD_REQUEST", "Host: expected once, got several times")
                 host = value
             elif name == b"origin":
+                if origin is not None:
+                    raise Problem(400, "BAD_REQUEST", "Origin: expected once, got several times")
                 origin = value
         if host is None:
             raise Problem(400, "BAD_REQUEST", "Host: this header is missing")
@@ -99,11 +103,9 @@ class Origins:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without the port."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
+    """The name in a Host header, without the port; empty if it is not a name or address with a port or without one."""
+    found = _HOST.fullmatch(host.strip().lower())
+    return "" if found is None else found[1] or found[2]
 
 
 def _is_loopback(name: str) -> bool:

@@ -51,6 +51,7 @@ class KeyRanges:
         if forms == ["children"]:
             return await self._children(request, store, limit, reverse)
         async with self._pages:
+            await request.room()
             entries, more = await _page(engine, selector, limit, with_values=not forms)
         if not forms:
             audit_log.read(request.token, "list", store, (_shown_range(request),))

@@ -143,8 +143,10 @@ class HttpRequest:
         return b"".join(parts)
 
     def _check_encoding(self) -> None:
-        """Refuse a body that is compressed: it would be stored as it was sent."""
+        """Refuse a body that is compressed: it would be stored as it was sent; or that the parser takes for no body."""
         for name, value in self.headers:
+            if name == b"upgrade":
+                raise Problem(400, "BAD_REQUEST", "Upgrade: a request with a body can't ask for another protocol")
             if (name == b"content-encoding" and value.lower() != b"identity") or (
                 name == b"transfer-encoding" and value.lower() != b"chunked"
             ):
@@ -152,6 +154,15 @@ class HttpRequest:
                 raise Problem(
                     415, "UNSUPPORTED_MEDIA_TYPE", f"{shown}: compressed bodies are not accepted; leave this header out"
                 )
+
+    def must_wait(self) -> bool:
+        """Whether clients have left too many large answers unread to make another one."""
+        is_full: bool = self.scope["connection"].server_state.is_full()
+        return is_full
+
+    async def room(self) -> None:
+        """Wait until a large answer may be made: not while clients leave too many of them unread."""
+        await self.scope["connection"].server_state.room()
 
     async def wait_for_end(self) -> None:
         """Return when the client has hung up."""

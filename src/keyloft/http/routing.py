@@ -63,6 +63,7 @@ class HttpEndpoint:
                     return await HttpReply(status=204, headers=allowed).send(send)
                 more = self._context.origins.check(scope)
                 token = await self._authenticated(scope)
+            await scope["connection"].has_read()
             handler = self._handlers.get(scope["method"])
             if handler is None:
                 raise Problem(

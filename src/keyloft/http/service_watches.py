@@ -63,7 +63,7 @@ class WatchHandler:
         await self._watch(request, names, data)
 
     async def got(self, request: HttpRequest) -> HttpReply | None:
-        """The same with parameters, for EventSource: key=…&key=… or prefix=…, and since=…."""
+        """The same with parameters, for an EventSource: key=…&key=… or prefix=…, and since=…."""
         names = self._permitted(request)
         request.expect_query("key", "prefix", "since")
         fields: dict[str, Any] = {"prefix": request.one("prefix"), "keys": request.query.get("key")}

@@ -13,6 +13,7 @@ from keyloft.http.connections import HttpConnection
 from keyloft.http.context import HttpContext
 from keyloft.http.descriptions import WATCH
 from keyloft.http.kv import BASES
+from keyloft.http.problems import Problem
 from keyloft.http.replies import HttpReply
 from keyloft.http.requests import HttpRequest
 from keyloft.http.routing import ApiRoute
@@ -24,7 +25,13 @@ EVENTS_TYPE: Final = b"text/event-stream"
 
 
 async def begin_events(request: HttpRequest) -> None:
-    """Send the head of an answer that has events."""
+    """Send the head of an answer that has events.
+
+    Raises:
+        Problem: The client speaks HTTP/1.0, which has no body in chunks.
+    """
+    if request.scope["http_version"] == "1.0":
+        raise Problem(400, "BAD_REQUEST", "a watch takes HTTP/1.1")
     headers = [
         (b"content-type", EVENTS_TYPE),
         (b"cache-control", b"no-store"),

@@ -57,3 +57,58 @@ TRIM_SPARED_SECONDS: Final = 120.0
 
 GROUP_OPERATIONS: Final = 4096
 """A group takes no further batch once it holds this many checks and mutations."""
+
+LONG_BATCH_OPERATIONS: Final = 1000
+"""A batch of more checks and mutations is committed in parts of SLICE_ITEMS each, within one transaction."""
+
+LOOP_END_SECONDS: Final = 5.0
+"""How long the event loop of a synchronous store waits, at its end, for coroutines that it has cancelled."""
+
+WITHDRAWAL_SECONDS: Final = 1.0
+"""How long a call that a signal has interrupted waits for another thread that may be committing its batch."""
+
+LOST_GROUP_SECONDS: Final = 1.0
+"""A group that takes longer is checked: an exception in the event loop may have lost it."""
+
+GROUP_BYTES: Final = 16 * 1024 * 1024
+"""A group takes no further batch once its values have this many bytes."""
+
+WATCH_POLL_SECONDS: Final = 0.025
+"""How often the version counter is polled for watches, where the database does not announce other processes' commits.
+"""
+
+WATCH_CHECK_SECONDS: Final = 1.0
+"""How often it is polled where the database announces them, in case an announcement is lost."""
+
+WATCH_PENDING_KEYS: Final = 10_000
+"""A watch of a range with more changed keys to report than this forgets them, and reads the change log again."""
+
+WATCH_DUE_KEYS: Final = 1000
+"""About how many expired keys are read at a time for watches."""
+
+LATE_EXPIRY_SECONDS: Final = 5.0
+"""A reader that continues from a version gets the expiries of this many seconds before it once more."""
+
+WATCHES_WOKEN_AT_ONCE: Final = 64
+"""How many watches are woken before the event loop runs them: each reads what its user waits for."""
+
+WATCH_INLINE_CALLS: Final = 1000
+"""After so many calls of watches, the event loop runs other tasks before the next change is dispatched. Where many
+watches have the same keys, the changes of one group take long to dispatch."""
+
+WATCH_INLINE_CHANGES: Final = 1000
+"""A group with more changes than this is dispatched to watches from the change log, a slice at a time."""
+
+WATCH_DRAIN_POLL_SECONDS: Final = 0.002
+"""How often an engine that closes checks whether its watches have reported everything."""
+
+LOOP_ITERATION_SECONDS: Final = 0.001
+"""A read that starts later than this in an iteration of the event loop lets the other tasks run first."""
+
+EXPIRES_MUCH_LATER_MILLISECONDS: Final = 1000
+"""What expires so much later than the time of an iteration's first read is alive for the others, too: many times
+LOOP_ITERATION_SECONDS."""
+
+EXPIRY_TIMES: Final = 4096
+"""How many expiries the tuple store keeps as datetimes: entries that are written together expire together, and some are
+read again and again."""

@@ -121,6 +121,22 @@ HTTP_UNSENT_BYTES: Final = 32 * 1024 * 1024
 HTTP_UNSENT_SECONDS: Final = 2.0
 """How long a client may read a response, however much others have not read: many may ask for large ones at once."""
 
+HTTP_FULL_BYTES: Final = 64 * 1024 * 1024
+"""While clients have not read more bytes than this, no further large response is made; those who ask for one wait."""
+
+HTTP_FULL_PAUSE_SECONDS: Final = 0.02
+"""How often it is looked whether they have read enough meanwhile."""
+
+HTTP_STILL_LOOKS: Final = 25
+"""A client that has read nothing between so many looks, half a second, is cut off while others wait. Not by time: while
+the event loop is busy, nothing is sent."""
+
+HTTP_LARGE_VALUE_BYTES: Final = 64 * 1024
+"""From this size on, the answer with a value is a large one."""
+
+HTTP_GETS: Final = 4
+"""How many gets of several keys are answered at a time: each may have 32 MiB of values."""
+
 HTTP_CONNECTIONS: Final = 2000
 """How many connections there are at a time, unless `http_connections` says so; for one more, an idle one ends."""
 

@@ -38,3 +38,61 @@ PLUGIN_SCAN_ROWS: Final = 64
 
 GETS_PER_READ: Final = 64
 """How many gets of one owner are read together: at most 4 MiB of values."""
+
+CLEANUP_SECONDS: Final = 300.0
+"""Seconds between two sweeps of a plugin service, unless configured otherwise."""
+
+SLOW_SECONDS: Final = 0.1
+"""A request that takes longer is logged as slow."""
+
+PLUGIN_LABELS: Final = 1000
+"""How many plugins have metrics of their own; the rest are counted together as `other`."""
+
+LOGGED_OPERATIONS_PER_SECOND: Final = 1000
+"""Up to this many operations a second, each has a DEBUG line."""
+
+LOGGED_SAMPLE: Final = 100
+"""Above that, one operation in this number is logged."""
+
+VALUE_REPLY_BYTES: Final = 64 * 1024 + 512
+"""How much is reserved for a reply with one value; for a shorter reply, nothing."""
+
+SLOW_CLEANUP_SECONDS: Final = 1.0
+"""A removal of expired entries that takes longer is logged as a warning."""
+
+USAGE_ROWS: Final = 1000
+"""So many rows of plugins are counted in one read: 1.6 ms with a million of them on SQLite, 10 ms on PostgreSQL."""
+
+USAGE_FEWEST_ROWS: Final = 125
+"""So many if they take longer than USAGE_SLICE_SECONDS."""
+
+USAGE_SLICE_SECONDS: Final = 0.004
+"""After a read that took longer, the next one counts half as many rows."""
+
+USAGE_EVERY_SECONDS: Final = 60.0
+"""Seconds from the start of one round of counting all plugins' keys to the next; more if a round takes longer."""
+
+USAGE_PAUSES: Final = (3, 19)
+"""After each slice of a round, counting pauses for so many times as long as the slice took, at least and at most: a
+round of a million keys on SQLite takes 2 s of reading, spread over 40 s."""
+
+USAGE_FRESH_SECONDS: Final = 1.0
+"""A write over its plugin's quota is refused by a count no older than this; else the plugin is counted again."""
+
+USAGE_RECOUNT_PAUSE: Final = 20
+"""A count may also be so many times as old as it took: a full plugin with many keys is not counted all the time."""
+
+USAGE_WANTED_SECONDS: Final = 300.0
+"""So long after the last scrape, or the last write under a quota, counting ends."""
+
+USAGE_RETRY_SECONDS: Final = 5.0
+"""Seconds until counting begins again after a failure."""
+
+USAGE_PATIENCE_SECONDS: Final = 0.1
+"""How long a scrape waits for the first round."""
+
+USAGE_PLUGINS: Final = 10_000
+"""For how many plugins a service remembers what each stores; the others are added up."""
+
+PLUGIN_REQUESTS_AT_ONCE: Final = 200
+"""How many requests `keyloft plugin import-json` has under way."""

@@ -61,9 +61,12 @@ def rows(html: str) -> list[str]:
 
 
 @asynccontextmanager
-async def running_page(*tokens: AccessToken, is_read_only: bool = False, **more: Any) -> AsyncIterator[RunningPage]:
-    """Run a page on a database in memory."""
-    async with BotDatabase(":memory:") as db:
+async def running_page(
+    *tokens: AccessToken, is_read_only: bool = False, url: str = ":memory:", **more: Any
+) -> AsyncIterator[RunningPage]:
+    """Run a page on a database, one in memory if no other is given."""
+    async with BotDatabase(url) as db:
+        await db.create_tables()
         engine = await db.engine()
         async with PluginUsage(db) as usage, SemanticStore(Store(engine), sweep_every=None) as store:
             service = ServiceParts(

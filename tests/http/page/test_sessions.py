@@ -138,6 +138,15 @@ async def test_a_token_in_the_address_of_a_link_on_another_site_does_not_log_in(
             assert (answer.status_code, answer.headers.get("set-cookie")) == (303, None)
 
 
+async def test_a_wrong_token_stays_in_no_address() -> None:
+    async with running_page() as page, page.client(token=None) as client:
+        refused = await client.get("/?token=kl_mistyped")
+        assert (refused.status_code, refused.headers["location"]) == (303, "/page/login?wrong=token")
+        shown = await client.get(refused.headers["location"])
+        assert (shown.status_code, "this token is not valid" in shown.text) == (401, True)
+        assert "kl_mistyped" not in shown.text
+
+
 async def test_a_look_at_a_link_does_not_use_it_up() -> None:
     async with running_page() as page, page.client(None) as client:
         made = await client.post("/page/code", headers={"authorization": f"Bearer {ADMIN_TOKEN}"})
@@ -163,7 +172,7 @@ async def test_every_answer_keeps_other_sites_and_scripts_out() -> None:
         asked = ("/", "/page", "/page/login", "/page/none", "/page/static/page.js", "/page/events", "/?token=wrong")
         answers = [await client.get(path) for path in asked]
         answers += [await client.post("/page/tuples"), await client.get("/page", headers={"host": "evil.example"})]
-        assert [answer.status_code for answer in answers] == [303, 303, 200, 404, 200, 200, 401, 405, 421]
+        assert [answer.status_code for answer in answers] == [303, 303, 200, 404, 200, 200, 303, 405, 421]
         for answer in answers:
             assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
             assert answer.headers["x-content-type-options"] == "nosniff"

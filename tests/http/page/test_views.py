@@ -29,6 +29,8 @@ from keyloft.server.http_service import HttpService
 from keyloft.server.shown_settings import SECRETS, shown_settings
 from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, StillPages, scoped_token
 from tests.http.page.pages import form_token, links, rows, running_page
+from tests.support.postgres_cluster import cluster
+from tools.postgres import query
 
 
 async def all_rows(client: Any, address: str) -> list[list[str]]:
@@ -323,6 +325,12 @@ def test_settings_are_shown_without_secrets() -> None:
     }  # fmt: skip
 
 
+def test_no_request_compiles_a_template() -> None:
+    templates = PageRenderer(is_read_only=False)._templates
+    assert templates.cache is not None
+    assert {name for _, name in templates.cache.keys()} == {*templates.list_templates()}
+
+
 async def test_replicas_and_alerts_are_shown() -> None:
     hosts = (
         HostHealth(name="db1:5432", role="primary", timeline=3),
@@ -346,6 +354,29 @@ async def test_replicas_and_alerts_are_shown() -> None:
             values = {**shown_view.values, "servers": servers, "alerts": [alert]}
             html = PageRenderer(is_read_only=False).page(replace(shown_view, values=values), visit).body.decode()
             assert [text for text in (*texts, "storage_outage", alert.message) if text not in html] == []
+
+
+@pytest.mark.slow
+@pytest.mark.blocks_the_loop
+async def test_the_servers_of_a_real_cluster_are_shown_with_what_they_are_to_the_primary() -> None:
+    with cluster() as servers:
+        primary, standby = servers.nodes
+        query(primary.url, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+        query(primary.url, "SELECT pg_reload_conf()")
+        async with running_page(url=servers.url()) as page, page.client() as client:
+
+            async def shows(path: str, *texts: str) -> None:
+                async with asyncio.timeout(LONGEST_SECONDS):
+                    while not all([text in (html := (await client.get(path)).text) for text in texts]):
+                        await page.db.kv_set("trivia", "k", 1)
+                assert 'role="alert"' not in html
+
+            await shows("/page", standby.host, ", sync", " behind")
+            await shows("/page/health", primary.host, '>standby</td><td data-label="Replication">sync</td>')
+            query(primary.url, "ALTER SYSTEM SET synchronous_standby_names = ''")
+            query(primary.url, "SELECT pg_reload_conf()")
+            standby.kill()
+            await shows("/page", "<dt>Unreachable</dt>")
 
 
 async def test_a_service_can_be_without_a_page() -> None:

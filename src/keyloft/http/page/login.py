@@ -43,7 +43,11 @@ class PageLogin:
             return redirect(HOME)  # neither a link of another site or port nor a look at a link logs anyone in
         if code is not None and (found := self._sessions.take_code(code)) is not None:
             return self._logged_in(request, found, HOME)
-        return redirect(HOME) if token is None else await self._begin(request, token, HOME)
+        if token is None:
+            return redirect(HOME)
+        if (known := await self._known(request, token)) is None:
+            return redirect(url("/login", wrong="token"))  # a token, even a wrong one, stays in no address
+        return self._logged_in(request, known, HOME)
 
     async def new_code(self, request: HttpRequest) -> HttpReply:
         """An address that logs in once, for one who has a token."""
@@ -51,7 +55,7 @@ class PageLogin:
 
     async def form(self, request: HttpRequest) -> HttpReply:
         """The page with the form for a token."""
-        return self._shown(request, _within(request.one("next") or HOME))
+        return self._shown(request, _within(request.one("next") or HOME), _WRONG if request.one("wrong") else "")
 
     async def submit(self, request: HttpRequest) -> HttpReply:
         """The form with a token."""
@@ -62,7 +66,9 @@ class PageLogin:
             raise Problem(
                 403, NotPermitted.code, "form_token: this form was not made for this browser; load the page again"
             )
-        return await self._begin(request, fields.get("token", "").strip(), _within(fields.get("next", HOME)))
+        to = _within(fields.get("next", HOME))
+        known = await self._known(request, fields.get("token", "").strip())
+        return self._shown(request, to, _WRONG) if known is None else self._logged_in(request, known, to)
 
     async def log_out(self, visit: Visit) -> HttpReply:
         """End the session."""
@@ -70,13 +76,13 @@ class PageLogin:
         visit.record("log out", "-")
         return redirect(url("/login"), _cookie(visit.request, "session", "", 0))
 
-    async def _begin(self, request: HttpRequest, token: str, to: str) -> HttpReply:
+    async def _known(self, request: HttpRequest, token: str) -> AccessToken | None:
+        """The token, if it is valid; else None, after the pause that guesses have to wait."""
         found = self._context.tokens.find(token)
         if found is None:
             client = request.scope["client"]
             await self._context.failed_logins.slow_down(client[0] if client else "")
-            return self._shown(request, to, _WRONG)
-        return self._logged_in(request, found, to)
+        return found
 
     def _logged_in(self, request: HttpRequest, token: AccessToken, to: str) -> HttpReply:
         name, session = self._sessions.begin(token)
