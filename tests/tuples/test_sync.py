@@ -239,6 +239,32 @@ def test_an_interrupted_write_that_another_thread_commits_is_decided_when_its_ca
         signal.signal(signal.SIGUSR1, earlier)
 
 
+def test_interrupted_watches_start_no_thread_twice() -> None:
+    """The exception comes between the start of a thread and the line that would remember it."""
+    original = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        original(thread)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    with keyloft.open_sync(sweep_every=None) as kv:
+        before = {*threading.enumerate()}
+        kept: list[object] = []
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(threading.Thread, "start", interrupted)
+            for _ in range(5):
+                try:
+                    kept.append(kv.watch(prefix=()))
+                except KeyboardInterrupt as error:
+                    kept.append(error)  # its traceback has the watch, which goes on
+        with kv.watch(prefix=()) as watching:
+            kv.set(("k",), 1)
+            assert [entry.value for entry in next(watching)] == [1]
+            names = sorted([thread.name for thread in {*threading.enumerate()} - before])
+            assert names == ["keyloft polls for watches", "keyloft watches"]
+
+
 def test_a_signal_handler_may_call_a_store_on_a_loop_that_its_thread_waits_for() -> None:
     driver = LoopThread("test")
     is_answered = asyncio.Event()
