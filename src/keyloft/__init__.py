@@ -25,6 +25,7 @@ from keyloft.core.urls import DatabaseUrl, shown_url
 from keyloft.core.values import U64
 from keyloft.engines import (
     KeptHistory,
+    MemoryOnLoop,
     open_blocking_engine,
     open_engine,
     open_service,
@@ -201,7 +202,14 @@ def open_sync(
     sync = SyncStore(store, driver)
     if store_name is None:
         sync.get_record = engine.get
-    sync.loop_side = LoopSide(lambda: open_store(None), database.shown)
+
+    async def same_memory() -> Store:
+        on_loop = MemoryOnLoop(engine)
+        return Store(
+            on_loop if store_name is None else NamedEngine(on_loop, store_name), max_value_bytes=max_value_bytes
+        )
+
+    sync.loop_side = LoopSide(same_memory if database.is_in_memory else lambda: open_store(None), database.shown)
     return sync
 
 

@@ -46,9 +46,7 @@ class Waiting(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
-    def start(
-        self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None
-    ) -> None:
+    def start(self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None) -> None:
         """Start work. `keep` gets the job before it runs: a caller that is interrupted would start it again."""
 
     def call_at(self, clock: Clock, moment: int, callback: Callable[[], None]) -> Timer: ...
@@ -75,9 +73,7 @@ class LoopWaiting:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def start(
-        self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None
-    ) -> None:
+    def start(self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None) -> None:
         keep(asyncio.create_task(work, name=name))
 
     def call_at(self, clock: Clock, moment: int, callback: Callable[[], None]) -> Timer:
@@ -174,9 +170,7 @@ class ThreadWaiting:
     async def sleep(self, seconds: float) -> None:
         self._ending.block_for(seconds)
 
-    def start(
-        self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None
-    ) -> None:
+    def start(self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None) -> None:
         job = ThreadJob(work, name)
         keep(job)
         job.start()
