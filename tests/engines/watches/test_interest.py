@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_an_interrupted_watch_leaves_the_others_as_they_are(wanted: list[Get | S
     while was_interrupted:
         line += 1
         watch = AnyWatch()
-        was_interrupted = interrupted_at(line, lambda watch=watch: interest.add(watch, wanted))
+        was_interrupted = interrupted_at(line, partial(interest.add, watch, wanted))
         del watch
         gc.collect()
         assert interest
@@ -132,7 +133,7 @@ def test_an_interrupted_watch_leaves_the_others_as_they_are(wanted: list[Get | S
         line += 1
         watch = AnyWatch()
         registration = interest.add(watch, wanted)
-        was_interrupted = interrupted_at(line, lambda registration=registration: interest.remove(registration))
+        was_interrupted = interrupted_at(line, partial(interest.remove, registration))
         del watch
         gc.collect()
         assert interest
