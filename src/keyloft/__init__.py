@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from msgspec.structs import replace
 
@@ -246,6 +246,15 @@ class Opening:
             f"the store is not open yet, so it has no {name}: write `async with keyloft.open(…) as kv:`, or "
             "`kv = await keyloft.open(…)`"
         )
+
+    if not TYPE_CHECKING:  # a type checker says so by itself
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(
+                "keyloft.open(…) is asynchronous: write `async with keyloft.open(…) as kv:`, or use keyloft.open_sync(…)"
+            )
+
+        def __exit__(self, *exc_info: object) -> None: ...
 
     def __await__(self) -> Generator[object, None, Store]:
         return self._open_store().__await__()
