@@ -251,7 +251,8 @@ class Opening:
 
         def __enter__(self) -> NoReturn:
             raise TypeError(
-                "keyloft.open(…) is asynchronous: write `async with keyloft.open(…) as kv:`, or use keyloft.open_sync(…)"
+                "keyloft.open(…) is asynchronous: write `async with keyloft.open(…) as kv:`, or use "
+                "keyloft.open_sync(…)"
             )
 
         def __exit__(self, *exc_info: object) -> None: ...

@@ -10,8 +10,8 @@ class NoSubscripts:
 
         def __getitem__(self, key: object) -> NoReturn:
             raise TypeError(
-                "a store is not a dict: get(key) reads an entry, set(key, value) stores a value, delete(key) removes an "
-                "entry, and list() or keys() iterate"
+                "a store is not a dict: get(key) reads an entry, set(key, value) stores a value, delete(key) removes "
+                "one, list() and keys() iterate"
             )
 
         def __setitem__(self, key: object, value: object) -> NoReturn:
