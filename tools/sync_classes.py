@@ -65,14 +65,18 @@ ATOMIC: Final = GeneratedModule(
 STORE: Final = GeneratedModule(
     path="keyloft/tuples/sync/store.py",
     purpose="The tuple store for threads and scripts: every method of `Store`, run to its end.",
-    imports=("from keyloft.core.closing import SyncClosing", "from keyloft.core.driving import Driven"),
+    imports=(
+        "from keyloft.core.closing import SyncClosing",
+        "from keyloft.core.driving import Driven",
+        "from keyloft.tuples.no_subscripts import NoSubscripts",
+    ),
     classes=(
         ClassToWrap(
             source="keyloft.tuples.store.Store",
             name="SyncStore",
             purpose="An open store for any thread. Get one from `keyloft.open_sync`; close it with `close`, or use "
             "`with`.",
-            bases=("SyncClosing",),
+            bases=("NoSubscripts", "SyncClosing"),
             leave_out=frozenset({"aclose"}),
             first={
                 "update": "fn = plain_function(fn)",

@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from msgspec.structs import replace
 
@@ -25,6 +25,7 @@ from keyloft.core.urls import DatabaseUrl, shown_url
 from keyloft.core.values import U64
 from keyloft.engines import (
     KeptHistory,
+    MemoryOnLoop,
     open_blocking_engine,
     open_engine,
     open_service,
@@ -201,7 +202,14 @@ def open_sync(
     sync = SyncStore(store, driver)
     if store_name is None:
         sync.get_record = engine.get
-    sync.loop_side = LoopSide(lambda: open_store(None), database.shown)
+
+    async def same_memory() -> Store:
+        on_loop = MemoryOnLoop(engine)
+        return Store(
+            on_loop if store_name is None else NamedEngine(on_loop, store_name), max_value_bytes=max_value_bytes
+        )
+
+    sync.loop_side = LoopSide(same_memory if database.is_in_memory else lambda: open_store(None), database.shown)
     return sync
 
 
@@ -238,6 +246,16 @@ class Opening:
             f"the store is not open yet, so it has no {name}: write `async with keyloft.open(…) as kv:`, or "
             "`kv = await keyloft.open(…)`"
         )
+
+    if not TYPE_CHECKING:  # a type checker says so by itself
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(
+                "keyloft.open(…) is asynchronous: write `async with keyloft.open(…) as kv:`, or use "
+                "keyloft.open_sync(…)"
+            )
+
+        def __exit__(self, *exc_info: object) -> None: ...
 
     def __await__(self) -> Generator[object, None, Store]:
         return self._open_store().__await__()

@@ -1147,6 +1147,26 @@ class EngineContract:
             key: b'"v"' for number in range(30) for key in (b"k%02d" % number, b"l%02d" % number) if key != b"k29"
         }
 
+    async def test_a_watch_that_is_continued_misses_no_expiry_that_was_noticed_late(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        """A commit that follows an expiry may be reported before it; a reader may continue from that commit."""
+        await write(engine, put(b"a", expire_in=1000))
+        seen: dict[bytes, bytes | None] = {}
+        watch = engine.watch(Scan(A, START, END, 1))
+        await write(engine, put(b"b"))
+        seen |= values_of(await next_of(watch))
+        clock.advance(1)
+        await write(engine, put(b"c"))
+        while b"c" not in seen:
+            seen |= values_of(await next_of(watch))
+        since = watch.reported_to
+        await watch.aclose()
+        watch = engine.watch(Scan(A, START, END, 1), since=since)
+        while b"a" not in seen:
+            seen |= values_of(await next_of(watch))
+        assert seen == {b"a": None, b"b": b'"v"', b"c": b'"v"'}
+
     async def test_a_watch_is_continued_from_the_last_version_that_was_seen(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:

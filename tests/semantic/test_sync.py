@@ -73,6 +73,37 @@ def test_a_semantic_store_on_a_named_store_is_that_of_the_database(url: str | No
             assert store.get(KEY) == put
 
 
+def test_the_tuples_and_the_semantic_store_are_one_database(url: str | None) -> None:
+    """Also in memory: versions grow over both of them, and a clock for tests is that of both."""
+    with keyloft.open_sync(url, sweep_every=None) as kv, SyncSemanticStore(kv) as store:
+        first = kv.set(("k",), 1)
+        put = store.put(KEY, 1, expected_version=0, writer="h:s", semantics=CURSOR)
+        assert first < put.version < kv.set(("k",), 2)
+        with store.watch(KEY) as watching, SyncSemanticStore(kv) as other:
+            assert next(watching) == put
+            changed = other.put(KEY, 2, expected_version=put.version, writer="h:s", semantics=CURSOR)
+            assert next(watching) == changed
+    with pytest.raises(Closed):
+        store.get(KEY)
+
+
+def test_a_watch_in_memory_ends_with_its_store_and_leaves_no_thread() -> None:
+    before = {*threading.enumerate()}
+    with keyloft.open_sync(sweep_every=None) as kv, SyncSemanticStore(kv, sweep_every=None) as store:
+        store.put(KEY, 1, expected_version=0, writer="h:s", semantics=CURSOR)
+        watching = store.watch(KEY)
+        assert next(watching).value == 1  # type: ignore[union-attr]
+        ended = threading.Thread(target=lambda: list(watching))
+        ended.start()
+        with store.flags("acme", "web", defaults={"new-ui": False}).live() as now:
+            assert now["new-ui"] is False
+    ended.join(LONGEST_SECONDS)
+    assert not ended.is_alive()
+    for thread in {*threading.enumerate()} - before:
+        thread.join(LONGEST_SECONDS)
+        assert not thread.is_alive(), thread.name
+
+
 async def test_and_so_it_is_with_an_event_loop(url: str | None) -> None:
     async with keyloft.open(url, name="shop") as kv, SemanticStore(kv) as store:
         put = await store.put(KEY, 1, expected_version=0, writer="h:s", semantics=CURSOR)

@@ -204,3 +204,36 @@ asyncio.run(main())
     arguments = [sys.executable, "-c", script, str(database_url(database, request, tmp_path, tables=False))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+async def test_what_newcomers_write_is_answered_with_what_to_write(tmp_path: Path) -> None:
+    opening: Any = keyloft.open(tmp_path / "app.db")
+    with (
+        pytest.raises(TypeError, match=r"write `async with keyloft\.open\(…\) as kv:`, or use keyloft\.open_sync"),
+        opening,
+    ):
+        pass
+    kv: Any
+    with keyloft.open_sync(tmp_path / "app.db") as kv:
+        with pytest.raises(TypeError, match="this SyncStore is synchronous: write `with`"):
+            async with kv:
+                pass
+        kv.set(("k",), 1)
+        stores = [kv]
+        async with keyloft.open(tmp_path / "app.db") as kv:
+            for store in (*stores, kv):
+                with pytest.raises(TypeError, match=r"a store is not a dict: get\(key\) reads"):
+                    store["k"]
+                with pytest.raises(TypeError, match="a store is not a dict"):
+                    store["k"] = 1
+                with pytest.raises(TypeError, match="a store is not a dict"):
+                    del store["k"]
+                with pytest.raises(TypeError, match="a store is not a dict"):
+                    assert "k" in store
+                with pytest.raises(TypeError, match="a store is not a dict"):
+                    list(store)
+            with pytest.raises(TypeError, match="this Store is asynchronous: write `async with`"), kv:
+                pass
+            with pytest.raises(TypeError, match="this list of entries is asynchronous: await it"):
+                list(kv.list())
+            assert len(await kv.list()) == 1

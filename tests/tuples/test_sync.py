@@ -240,6 +240,79 @@ def test_an_interrupted_write_that_another_thread_commits_is_decided_when_its_ca
         signal.signal(signal.SIGUSR1, earlier)
 
 
+@pytest.mark.parametrize("work", ["pass", "watching = kv.watch(prefix=())", "semantic = SyncSemanticStore(kv)"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_program_that_closes_nothing_ends(in_memory: bool, work: str, tmp_path: Path) -> None:
+    script = f"""
+import keyloft
+from keyloft.semantic import SyncSemanticStore
+kv = keyloft.open_sync({"" if in_memory else "'app.db'"})
+kv.set(("k",), 1)
+{work}
+raise SystemExit(3)
+"""
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LONGEST_SECONDS)
+    assert done.returncode == 3, done.stderr
+    if not in_memory:
+        with keyloft.open_sync(tmp_path / "app.db") as kv:
+            assert kv.get(("k",)).value == 1
+
+
+def test_a_child_can_open_the_file_that_threads_of_its_parent_were_writing_to(tmp_path: Path) -> None:
+    """SQLite would remember the lock of a commit that was under way in the parent, and refuse the child for ever."""
+    script = """
+import os, sys, threading, keyloft
+kv, stop = keyloft.open_sync("app.db"), threading.Event()
+def write():
+    while not stop.is_set():
+        kv.increment(("n",))
+threads = [threading.Thread(target=write) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for _ in range(20):
+    child = os.fork()
+    if not child:
+        with keyloft.open_sync("app.db") as own:
+            own.increment(("children",))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set()
+for thread in threads:
+    thread.join()
+assert kv.get(("children",)).value == 20
+kv.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_interrupted_watches_start_no_thread_twice() -> None:
+    """The exception comes between the start of a thread and the line that would remember it."""
+    original = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        original(thread)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    with keyloft.open_sync(sweep_every=None) as kv:
+        before = {*threading.enumerate()}
+        kept: list[object] = []
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(threading.Thread, "start", interrupted)
+            for _ in range(5):
+                try:
+                    kept.append(kv.watch(prefix=()))
+                except KeyboardInterrupt as error:
+                    kept.append(error)  # its traceback has the watch, which goes on
+        with kv.watch(prefix=()) as watching:
+            kv.set(("k",), 1)
+            assert [entry.value for entry in next(watching)] == [1]
+            names = sorted([thread.name for thread in {*threading.enumerate()} - before])
+            assert names == ["keyloft polls for watches", "keyloft watches"]
+
+
 def test_a_signal_handler_may_call_a_store_on_a_loop_that_its_thread_waits_for() -> None:
     driver = LoopThread("test")
     is_answered = asyncio.Event()

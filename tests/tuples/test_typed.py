@@ -8,7 +8,7 @@ import sys
 import uuid
 import zoneinfo
 from collections.abc import AsyncIterator
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any, NotRequired, TypedDict
 
@@ -132,7 +132,7 @@ datetimes = st.datetimes(
     min_value=datetime(1, 1, 3),
     max_value=datetime(9999, 12, 29),
     timezones=st.none() | st.just(UTC) | zones,  # type: ignore[arg-type]
-)
+).map(lambda moment: moment.replace(fold=0))
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 points = st.builds(Corner, st.floats(allow_nan=False, allow_infinity=False), st.integers(-5, 5).map(float))
 fields: dict[str, st.SearchStrategy[Any]] = {
@@ -394,6 +394,16 @@ async def test_fields_that_a_class_does_not_compare_come_back_equal_or_are_refus
             await kv.set(("k",), kind("a", changed), type=kind)
     with pytest.raises(InvalidValue, match=r"^value\[1\]\['x'\]\.note: a tuple would not be read back equal"):
         await kv.set(("k",), [{}, {"x": kind("a", (1, 2))}], type=list[dict[str, kind]])
+
+
+async def test_a_naive_time_of_the_second_occurrence_is_refused(kv: Store) -> None:
+    for moment in (datetime(2026, 10, 25, 2, 30, fold=1), time(2, 30, fold=1)):
+        with pytest.raises(InvalidValue, match=r"^value: .* fold=1 is not read back"):
+            await kv.set(("k",), moment, type=type(moment))
+        await kv.set(("k",), moment.replace(fold=0), type=type(moment))
+    berlin = datetime(2026, 7, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"), fold=1)
+    await kv.set(("k",), berlin, type=datetime)
+    assert (await kv.get(("k",), type=datetime)).value == berlin
 
 
 @pytest.mark.parametrize("fold", [0, 1])

@@ -1,6 +1,6 @@
 """What every class that must be closed has in common: `async with`, or `with`, closes it."""
 
-from typing import Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 
 class AsyncClosing:
@@ -15,6 +15,13 @@ class AsyncClosing:
     async def aclose(self) -> None:
         raise NotImplementedError
 
+    if not TYPE_CHECKING:  # a type checker says so by itself
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"this {type(self).__name__} is asynchronous: write `async with` instead of `with`")
+
+        def __exit__(self, *exc_info: object) -> None: ...
+
 
 class SyncClosing:
     """Closed by `close`, or at the end of a `with`."""
@@ -27,3 +34,10 @@ class SyncClosing:
 
     def close(self) -> None:
         raise NotImplementedError
+
+    if not TYPE_CHECKING:
+
+        async def __aenter__(self) -> NoReturn:
+            raise TypeError(f"this {type(self).__name__} is synchronous: write `with` instead of `async with`")
+
+        async def __aexit__(self, *exc_info: object) -> None: ...

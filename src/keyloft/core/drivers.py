@@ -1,6 +1,7 @@
 """The two drivers of synchronous objects: the caller's own thread, and an event loop in a thread."""
 
 import asyncio
+import sys
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -42,6 +43,8 @@ class OnThisThread(ProcessBound):
             return
         self.waiting.end()
         _warn_of_unclosed(self._shown, self)
+        if sys.is_finalizing():
+            return  # a new thread would never run, and its start would wait for it; the process closes its files
         # In a thread: the garbage collector may have interrupted one that has locks.
         with suppress(RuntimeError):  # the interpreter ends
             threading.Thread(target=self._close_engine, name="keyloft closes", daemon=True).start()

@@ -4,7 +4,7 @@ Each `await` and each `async for` reads a list from its beginning.
 """
 
 from collections.abc import AsyncIterator, Generator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
@@ -47,6 +47,11 @@ class LazyList(Generic[T]):
 
     def __bool__(self) -> bool:
         raise TypeError(f"this list of {self.what} has not been read yet: await it, or iterate it with async for")
+
+    if not TYPE_CHECKING:  # a type checker says so by itself
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(f"this list of {self.what} is asynchronous: await it, or iterate it with async for")
 
     def __await__(self) -> Generator[Any, None, list[T]]:
         return self._all().__await__()

@@ -46,7 +46,8 @@ class Waiting(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> Job: ...
+    def start(self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None) -> None:
+        """Start work. `keep` gets the job before it runs: a caller that is interrupted would start it again."""
 
     def call_at(self, clock: Clock, moment: int, callback: Callable[[], None]) -> Timer: ...
 
@@ -72,8 +73,8 @@ class LoopWaiting:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
-        return asyncio.create_task(work, name=name)
+    def start(self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None) -> None:
+        keep(asyncio.create_task(work, name=name))
 
     def call_at(self, clock: Clock, moment: int, callback: Callable[[], None]) -> Timer:
         return clock.call_at(moment, callback)
@@ -143,6 +144,8 @@ class ThreadJob:
 
     def __init__(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._thread = threading.Thread(target=run_to_end, args=(work,), name=name, daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def done(self) -> bool:
@@ -167,8 +170,10 @@ class ThreadWaiting:
     async def sleep(self, seconds: float) -> None:
         self._ending.block_for(seconds)
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> ThreadJob:
-        return ThreadJob(work, name)
+    def start(self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None) -> None:
+        job = ThreadJob(work, name)
+        keep(job)
+        job.start()
 
     def call_at(self, clock: Clock, moment: int, callback: Callable[[], None]) -> Timer:
         if not isinstance(clock, SystemClock):

@@ -14,6 +14,7 @@ from keyloft.engines.inspection import Inspection
 from keyloft.engines.log_checks import LogChecker
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
+from keyloft.engines.sqlite.blocking.on_a_loop import MemoryOnLoop
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import LIBRARY_VERSION as SQLITE_VERSION
 from keyloft.engines.sqlite.file import SqliteFile
@@ -25,6 +26,7 @@ __all__ = [
     "Inspection",
     "KeptHistory",
     "LogChecker",
+    "MemoryOnLoop",
     "find_primary",
     "inspect_database",
     "open_blocking_engine",

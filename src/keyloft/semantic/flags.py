@@ -180,7 +180,9 @@ class LiveFlags(AsyncClosing, Mapping[str, Any]):
 
     def _entered(self) -> asyncio.Task[None]:
         if self._following is None:
-            raise InvalidArgument("flags.live() must be entered first: `async with flags.live() as now:`")
+            raise InvalidArgument(
+                "flags.live() must be entered first: `async with flags.live() as now:`, or `with` without a loop"
+            )
         return self._following
 
     def __iter__(self) -> Iterator[str]:

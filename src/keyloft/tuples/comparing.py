@@ -6,7 +6,7 @@ A dataclass has fields with `compare=False`, an attrs class with `eq=False`, and
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, time
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,9 @@ _OF_TIMES: Final = (
     "in an hour that a time zone repeats or skips, Python calls no time of another zone equal, and an offset is read "
     "back instead of the zone: store .astimezone(datetime.UTC)"
 )
+
+
+_OF_FOLDS: Final = "fold=1 is not read back without a time zone: store .astimezone(datetime.UTC)"
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -51,6 +54,8 @@ def difference(value: Any, copy: Any, path: str = "value") -> Difference | None:
             continue  # most fields
         if (found := difference(field, other, f"{path}.{name}")) is not None:
             return found
+    if isinstance(value, (datetime, time)) and value.tzinfo is None and value.fold:
+        return Difference(path, kind.__name__, _OF_FOLDS)  # `==` leaves it out
     if value == copy:
         return None
     cure = _OF_TIMES if isinstance(value, datetime) and _is_repeated(value, copy) else _OF_TYPES

@@ -17,6 +17,7 @@ from keyloft.tuples.children import Children
 from keyloft.tuples.entries import Entry, entries_of, entry_of, keys_of
 from keyloft.tuples.listing import Listing
 from keyloft.tuples.named import key_maker
+from keyloft.tuples.no_subscripts import NoSubscripts
 from keyloft.tuples.selector import Selector
 from keyloft.tuples.typed import codec_of, codec_or_none
 from keyloft.tuples.watching import Watching
@@ -29,7 +30,7 @@ _TUPLES = Space.TUPLES
 Entries: TypeAlias = list[Entry[T]]
 
 
-class StoreReads(AsyncClosing):
+class StoreReads(NoSubscripts, AsyncClosing):
     """The part of a store that reads.
 
     Wherever a `type` can be named, values are read as objects of it: a dataclass, a msgspec Struct, an attrs class, a

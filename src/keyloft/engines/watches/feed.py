@@ -136,8 +136,11 @@ class ChangeFeed(ProcessBound):
                 self._check_expiries = True
         watch.start(start.version, start.at)
         if self._task is None or self._task.done():
-            self._task = self.waiting.start(self._follow(), "keyloft watches")
+            self.waiting.start(self._follow(), "keyloft watches", self._keep_task)
         self._woken.set()
+
+    def _keep_task(self, task: Job) -> None:
+        self._task = task
 
     def forget(self, registration: Registration[EngineWatch[Any]]) -> None:
         """The watch of this registration has ended."""

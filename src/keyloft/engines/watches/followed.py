@@ -16,9 +16,6 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
     """
 
     _reads_log_first = True
-    # An expiry may be noticed a little later than a commit that followed it, and then be reported after that. A reader
-    # that continues from that commit gets it nevertheless.
-    _earlier_expiries = round(1000 * limits.LATE_EXPIRY_SECONDS)
     _reported_expiries: set[Key] | None = None
     """Keys whose expiry was reported before the log had it; it is not reported again when they are swept."""
 

@@ -2,8 +2,8 @@
 
 import weakref
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from keyloft.core.records import Address, Get, Key, Scan, Space
@@ -16,10 +16,10 @@ class Registration(Generic[W]):
 
     __slots__ = ("__weakref__", "addresses", "scan", "watch")
 
-    def __init__(self, watch: W, asks: Iterable[Get | Scan], dropped: "Callable[[Registration[W]], None]") -> None:
+    def __init__(self, watch: "weakref.ref[W]", asks: Iterable[Get | Scan]) -> None:
         self.addresses = {(ask.space, ask.key) for ask in asks if isinstance(ask, Get)}
         self.scan = next((ask for ask in asks if isinstance(ask, Scan)), None)
-        self.watch = weakref.ref(watch, lambda _: dropped(self))
+        self.watch = watch
 
     def contains(self, space: Space, key: Key) -> bool:
         """Whether it is interested in a key."""
@@ -33,21 +33,31 @@ class Registration(Generic[W]):
 
 
 class Interest(Generic[W]):
-    """The registered watches, by key and by range."""
+    """The registered watches, by key and by range.
+
+    A signal's handler may raise between any two steps. So a registration is in `_all` before it is anywhere else, and
+    until it is nowhere else, and each step of a removal can be repeated.
+    """
 
     def __init__(self) -> None:
-        self._all: set[Registration[W]] = set()
-        self._spaces: Counter[Space] = Counter()
+        self._all: dict[weakref.ref[W], Registration[W]] = {}
+        self._dropped: deque[weakref.ref[W]] = deque()
+        """Watches that their users dropped. The garbage collector, in any thread, in the middle of anything, only adds
+        to it; the next call of this removes their registrations."""
+        self._by_space: dict[Space, set[Registration[W]]] = {}
         self._by_key: dict[Address, set[Registration[W]]] = {}
         self._ranges: dict[Space, _Segments[W]] = {}
 
     def __bool__(self) -> bool:
+        self._forget_dropped()
         return bool(self._all)
 
     def add(self, watch: W, asks: Iterable[Get | Scan]) -> Registration[W]:
-        registration = Registration(watch, asks, self.remove)
-        self._all.add(registration)
-        self._spaces.update(registration.spaces)
+        self._forget_dropped()
+        registration = Registration(weakref.ref(watch, self._dropped.append), asks)
+        self._all[registration.watch] = registration
+        for space in registration.spaces:
+            self._by_space.setdefault(space, set()).add(registration)
         for address in registration.addresses:
             self._by_key.setdefault(address, set()).add(registration)
         if (scan := registration.scan) is not None:
@@ -55,24 +65,32 @@ class Interest(Generic[W]):
         return registration
 
     def remove(self, registration: Registration[W]) -> None:
-        if registration not in self._all:
+        if registration.watch not in self._all:
             return
-        self._all.remove(registration)
-        self._spaces.subtract(registration.spaces)
+        for space in registration.spaces:
+            self._by_space.get(space, set()).discard(registration)
         for address in registration.addresses:
-            registrations = self._by_key[address]
-            registrations.remove(registration)
+            registrations = self._by_key.get(address, set())
+            registrations.discard(registration)
             if not registrations:
-                del self._by_key[address]
-        if (scan := registration.scan) is not None:
-            self._ranges[scan.space].remove(scan.start, scan.end, registration)
+                self._by_key.pop(address, None)
+        if (scan := registration.scan) is not None and (ranges := self._ranges.get(scan.space)) is not None:
+            ranges.remove(scan.start, scan.end, registration)
+        self._all.pop(registration.watch, None)
+
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            if (registration := self._all.get(self._dropped[0])) is not None:
+                self.remove(registration)
+            self._dropped.popleft()
 
     def watches(self) -> list[W]:
-        return [watch for registration in self._all if (watch := registration.watch()) is not None]
+        return [watch for dropped in self._all.copy() if (watch := dropped()) is not None]
 
     def spaces(self) -> list[Space]:
         """The key spaces in which something is watched."""
-        return [space for space, watches in self._spaces.items() if watches]
+        self._forget_dropped()
+        return [space for space, registrations in self._by_space.items() if registrations]
 
     def of(self, space: Space, key: Key) -> list[W]:
         """The watches that a key concerns."""
@@ -85,40 +103,56 @@ class Interest(Generic[W]):
 
 
 class _Segments(Generic[W]):
-    """Ranges, cut where any of them begins or ends: within a segment, the same ones hold for every key."""
+    """Ranges, cut where any of them begins or ends: within a segment, the same ones hold for every key.
+
+    The beginnings of segments and their sets are two lists, which are replaced together.
+    """
 
     def __init__(self) -> None:
-        self._starts: list[Key] = []
-        self._sets: list[set[Registration[W]]] = []
+        self._segments: tuple[list[Key], list[set[Registration[W]]]] = [], []
 
     def at(self, key: Key) -> set[Registration[W]] | None:
-        segment = bisect_right(self._starts, key) - 1
-        return self._sets[segment] if segment >= 0 else None
+        starts, sets = self._segments
+        segment = bisect_right(starts, key) - 1
+        return sets[segment] if segment >= 0 else None
 
     def add(self, start: Key, end: Key, registration: Registration[W]) -> None:
         if start < end:
-            for segment in range(self._cut(start), self._cut(end)):
-                self._sets[segment].add(registration)
+            self._cut(start)
+            self._cut(end)
+            for within in self._between(start, end):
+                within.add(registration)
 
     def remove(self, start: Key, end: Key, registration: Registration[W]) -> None:
         if start < end:
-            for segment in range(bisect_left(self._starts, start), bisect_left(self._starts, end)):
-                self._sets[segment].discard(registration)
+            for within in self._between(start, end):
+                within.discard(registration)
             self._join(end)
             self._join(start)
 
-    def _cut(self, key: Key) -> int:
-        """Make a segment begin at a key; returns its index."""
-        segment = bisect_left(self._starts, key)
-        if segment == len(self._starts) or self._starts[segment] != key:
-            before = self._sets[segment - 1] if segment > 0 else set[Registration[W]]()
-            self._starts.insert(segment, key)
-            self._sets.insert(segment, before.copy())
-        return segment
+    def _between(self, start: Key, end: Key) -> list[set[Registration[W]]]:
+        starts, sets = self._segments
+        return sets[bisect_left(starts, start) : bisect_left(starts, end)]
+
+    def _cut(self, key: Key) -> None:
+        """Make a segment begin at a key."""
+        starts, sets = self._segments
+        segment = bisect_left(starts, key)
+        if segment == len(starts) or starts[segment] != key:
+            before = sets[segment - 1] if segment > 0 else set[Registration[W]]()
+            self._segments = (
+                [*starts[:segment], key, *starts[segment:]],
+                [*sets[:segment], before.copy(), *sets[segment:]],
+            )
 
     def _join(self, key: Key) -> None:
         """Drop the cut at a key if the same ranges hold on both sides."""
-        segment = bisect_left(self._starts, key)
-        before = self._sets[segment - 1] if segment > 0 else set()
-        if self._sets[segment] == before:
-            del self._starts[segment], self._sets[segment]
+        starts, sets = self._segments
+        segment = bisect_left(starts, key)
+        if segment < len(starts) and starts[segment] == key:
+            before = sets[segment - 1] if segment > 0 else set()
+            if sets[segment] == before:
+                self._segments = (
+                    [*starts[:segment], *starts[segment + 1 :]],
+                    [*sets[:segment], *sets[segment + 1 :]],
+                )

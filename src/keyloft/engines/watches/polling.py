@@ -24,7 +24,10 @@ class Poller:
         """There is a watch: poll, unless that is under way."""
         with self._feed.lock:
             if self._job is None or self._job.done():
-                self._job = self._feed.waiting.start(self._poll(), "keyloft polls for watches")
+                self._feed.waiting.start(self._poll(), "keyloft polls for watches", self._keep_job)
+
+    def _keep_job(self, job: Job) -> None:
+        self._job = job
 
     def stop(self) -> None:
         if self._job is not None:

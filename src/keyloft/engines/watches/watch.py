@@ -7,7 +7,7 @@ holds keys that changed and are not yet reported, at most a bounded number of th
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -258,7 +258,9 @@ class LogFollowingWatch(EngineWatch[T]):
 
     _reads_log_first = False
     """Of a backlog, whether expiries are reported after the changes of the log, not before."""
-    _earlier_expiries = 0
+    # An expiry may be noticed a little later than a commit that followed it, and then be reported after that. A reader
+    # that continues from that commit gets it nevertheless.
+    _earlier_expiries: Final = round(1000 * limits.LATE_EXPIRY_SECONDS)
     """Of a backlog, for how many milliseconds before its beginning expiries are reported, too."""
 
     def __init__(self, feed: "ChangeFeed", space: Space, since: int | None, woken: WakeCall | None = None) -> None:

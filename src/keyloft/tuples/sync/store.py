@@ -15,6 +15,7 @@ from keyloft.core.keys import KeyLike, TupleKey, encode
 from keyloft.core.records import Get, Record, Space
 from keyloft.tuples.entries import Entry, entry_of
 from keyloft.tuples.expiries import UNSET
+from keyloft.tuples.no_subscripts import NoSubscripts
 from keyloft.tuples.reads import D, Entries, T
 from keyloft.tuples.store import K, Store
 from keyloft.tuples.sync.atomic import SyncAtomic
@@ -24,7 +25,7 @@ from keyloft.tuples.sync.loop_side import LoopSide
 from keyloft.tuples.typed import codec_or_none
 
 
-class SyncStore(SyncClosing, Driven[Store]):
+class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
     """An open store for any thread. Get one from `keyloft.open_sync`; close it with `close`, or use `with`.
 
     Wherever a `type` can be named, values are objects of it: a dataclass, a msgspec Struct, an attrs class, a
