@@ -1,8 +1,8 @@
 """Writes a batch whose caller has read the rows that decide it, without reading them again.
 
-The sweeper has read what it removes, and a caller who checks a version has read the entry that it replaces. Such a batch
-is settled by the rows that it expects, and the statements that write it change no other rows. If they change fewer rows
-than expected, the transaction is to be rolled back, and the batch settled by what is stored.
+The sweeper has read what it removes, and a caller who checks a version has read the entry that it replaces. Such a
+batch is settled by the rows that it expects, and the statements that write it change no other rows. If they change
+fewer rows than expected, the transaction is to be rolled back, and the batch settled by what is stored.
 """
 
 from collections.abc import Mapping, Sequence

@@ -212,12 +212,17 @@ class SqliteWriter:
         It takes three quarters of the time (`scripts/bench peers`, row «sync-set»).
         """
         before, now, log_size = self._begin_transaction()
-        version = before + 1
+        version, cursor = before + 1, self._cursor
         record = Record(wanted.key, wanted.value, wanted.encoding, version, None, now, now)
         layout = LAYOUTS[wanted.space]
-        put_rows(self._cursor, layout, [layout.bind_put(record, False)])
-        changes = [LoggedChange(version, wanted.space, wanted.key, ChangeKind.PUT, now)]
-        log_size, _ = self._log(changes, version, before, now, log_size)
+        bindings = layout.bind_put(record, False)
+        cursor.execute(layout.put, bindings)
+        if not self.connection.changes():  # a large value is stored there
+            put_rows(cursor, layout, [bindings])
+        changes = (LoggedChange(version, wanted.space, wanted.key, ChangeKind.PUT, now),)
+        [packed] = change_log.pack(changes, before)
+        log_size += len(packed)
+        cursor.execute(LOG, (version, 0, before, now, log_size, packed))
         if version % limits.TRIM_EVERY == 0:
             self._trim_log(now, log_size)
         return UncommittedGroup(Outcome([Committed(version, (), now)], before, version, changes), now, True, True)
