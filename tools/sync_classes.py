@@ -83,12 +83,17 @@ STORE: Final = GeneratedModule(
                 "get": "if self.get_record is not None:\n"
                 "    record = self.get_record(Get(Space.TUPLES, encode(key)))\n"
                 "    return entry_of(tuple(key), record, codec_or_none(type), default)",
+                "set": "if self.commit_batch is not None:\n"
+                "    due = expiry(expire_in, expire_at)\n"
+                "    return self.commit_batch(Batch((self._inner._set(key, value, type, due),))).version",
             },
             added='''
 loop_side: LoopSide | None = None
 """What `on_a_loop` opens, if the store itself has no event loop."""
 get_record: Callable[[Get], Record | None] | None = None
 """What `get` reads with, if its engine can do so without a coroutine."""
+commit_batch: Callable[[Batch], Committed] | None = None
+"""The same for what `set` commits, a batch without checks."""
 
 def __enter__(self) -> Self:
     self._inner._check_open()

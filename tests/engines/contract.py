@@ -60,7 +60,11 @@ def put(key: bytes, value: bytes = b'"v"', expire_in: int | None = None, space: 
 
 
 async def write(engine: Engine, *mutations: Mutation) -> Committed:
-    done = await engine.commit(Batch(mutations))
+    return await commit(engine, Batch(mutations))
+
+
+async def commit(engine: Engine, batch: Batch) -> Committed:
+    done = await engine.commit(batch)
     assert isinstance(done, Committed)
     return done
 
@@ -605,6 +609,24 @@ class EngineContract:
         assert done.found == tuple(found.values())
         assert await scan(engine) == [b"again", b"later"]
         assert await engine.read(Expired(A, 1)) == [[]]
+
+    @pytest.mark.parametrize("expire_in", [None, 1000])
+    async def test_a_checked_set_replaces_that_version_of_an_entry_whatever_their_sizes(
+        self, engine: Engine, clock: ManualClock, expire_in: int | None
+    ) -> None:
+        small, large = b'"s"', b'"%s"' % bytes(limits.ROW_BYTES).hex().encode()
+        made = clock.now()
+        last = await write(engine, put(b"k", small, expire_in))
+        for value in (small, large, large, small, small):
+            clock.advance(0.1)
+            replacing = Batch((put(b"k", value, expire_in),), (Check(A, b"k", last.version),))
+            last = await commit(engine, replacing)
+            [page] = await engine.read(Scan(A, START, END, 10, times=True))
+            expires_at = None if expire_in is None else clock.now() + expire_in
+            assert list(page) == [Record(b"k", value, Encoding.JSON, last.version, expires_at, made, clock.now())]
+            refused = await engine.commit(replacing)
+            assert isinstance(refused, Conflict)
+            assert [failed.current for failed in refused.failed] == await engine.read(Get(A, b"k"))
 
     async def test_a_check_can_ask_for_an_expired_entry(self, engine: Engine, clock: ManualClock) -> None:
         old = await write(engine, put(b"k", expire_in=1000))

@@ -1,5 +1,6 @@
 """Atomic writes: all of them are committed if all checks hold, none of them otherwise."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, overload
 
@@ -207,8 +208,12 @@ class Atomic:
         """
         outcome = await commit(self._engine, Batch(tuple(self._mutations), tuple(self._checks)))
         if isinstance(outcome, Committed):
-            numbers = iter(outcome.values)
-            new = [next(numbers) if isinstance(each, CounterOperation) else None for each in self._mutations]
+            new: Sequence[int | None] = (None,) * len(self._mutations)
+            if outcome.values:
+                numbers = iter(outcome.values)
+                new = [next(numbers) if isinstance(each, CounterOperation) else None for each in self._mutations]
+            if not self._appended:
+                return CommitResult(outcome.version, (), tuple(new))
             appended = [(*before, outcome.version, *after) for before, after in self._appended]
             return CommitResult(outcome.version, (), tuple(new), tuple(appended))
         make_key = key_maker(self._engine)

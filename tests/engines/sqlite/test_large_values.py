@@ -16,7 +16,7 @@ from keyloft import U64, ManualClock, Undecodable, limits
 from keyloft.core.engine import Engine
 from keyloft.core.keys import Part
 from keyloft.core.maintenance import Existing
-from keyloft.core.records import Batch, Committed, Delete, Get, Mutation, Record, Scan, Set, Space, Touch
+from keyloft.core.records import Batch, Check, Committed, Delete, Get, Mutation, Record, Scan, Set, Space, Touch
 from keyloft.core.sweeper import sweep
 from keyloft.core.values import Encoding
 from keyloft.engines import open_maintenance
@@ -293,3 +293,13 @@ async def test_a_commit_that_fails_leaves_no_large_value(clock: ManualClock, tmp
             await engine.commit(Batch((put(b"k", value(6000)), put(b"l", value(7000)))))
         assert isinstance(await engine.commit(Batch((put(b"m", value(8000)),))), Committed)
     assert large_values(path) == [5000, 8000]
+
+
+async def test_a_checked_set_leaves_nothing_of_the_large_value_that_it_replaces(tmp_path: Path) -> None:
+    path, clock = tmp_path / "app.db", ManualClock()
+    async with opened(path, clock) as engine:
+        last = await write(engine, put(b"k", value(FITS + 1)))
+        done = await engine.commit(Batch((put(b"k", value(1)),), (Check(Space.TUPLES, b"k", last.version),)))
+        assert isinstance(done, Committed)
+    assert large_values(path) == []
+    assert await damage(path) == []

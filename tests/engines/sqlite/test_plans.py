@@ -60,7 +60,14 @@ def due_index(layout: SqliteLayout) -> str:
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.table)
 class TestSqlitePlans:
     def test_points_are_looked_up_by_the_key(self, connection: apsw.Connection, layout: SqliteLayout) -> None:
-        for statement in (layout.get, layout.get_head, layout.remove, layout.remove_expected, layout.set_expiry):
+        for statement in (
+            layout.get,
+            layout.get_head,
+            layout.remove,
+            layout.remove_expected,
+            layout.replace_expected,
+            layout.set_expiry,
+        ):
             assert plan(connection, statement) == by_key(layout)
 
     def test_many_points_are_looked_up_by_the_key_too(self, connection: apsw.Connection, layout: SqliteLayout) -> None:

@@ -116,6 +116,9 @@ class SqliteLayout(Layout):
         at = len(self.key) + 1
         self.remove_expected = f"{self.remove} AND {self.version} = ?{at} AND expires_at = ?{at + 1}{small}"
         """what `bind_expected` returns; changes nothing where another row, or a large value, is stored"""
+        self.replace_expected = self._replace_expected()
+        """what `bind_put` returns, and the version to be replaced; changes nothing where there is no live entry of that
+        version, or one with a large value"""
         self.put = self._upsert() if self.large is None else f"{self._upsert()} WHERE large IS NULL"
         """what `bind_put` returns; changes nothing where a large value is stored"""
         self.put_large = self._upsert("large")
@@ -128,16 +131,28 @@ class SqliteLayout(Layout):
         found = [(*row[:-1], self.time_of(row[-1])) for row in rows]
         return super().due_page(found, self.time_of(next_expiry), ask, now)
 
-    def _upsert(self, *large: str) -> str:
+    def _marks(self) -> dict[str, str]:
+        """The columns that `bind_put` binds, each with its binding; ?8 tells whether the entry is new."""
         names = [*self.content, "version", "expires_at", "created_at", "updated_at"]
         marks = {name: f"?{at}" for at, name in enumerate(names, 1)}
-        if self.large is not None:
-            marks |= {"checksum": "?9"} | dict.fromkeys(large, "?10")
-        updates = [f"{name} = {mark}" for name, mark in marks.items() if name not in (*self.key, "created_at")]
+        return marks if self.large is None else marks | {"checksum": "?9"}
+
+    def _updates(self, marks: Mapping[str, str]) -> str:
+        return ", ".join([f"{name} = {mark}" for name, mark in marks.items() if name not in (*self.key, "created_at")])
+
+    def _upsert(self, *large: str) -> str:
+        marks = self._marks() | dict.fromkeys(large, "?10")
         return (
             f"INSERT INTO {self.table} ({', '.join(marks)}) VALUES ({', '.join(marks.values())}) "
-            f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {', '.join(updates)}, "
+            f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {self._updates(marks)}, "
             "created_at = CASE WHEN ?8 OR expires_at <= ?7 THEN ?6 ELSE created_at END"
+        )
+
+    def _replace_expected(self) -> str:
+        small, last = ("", 9) if self.large is None else (" AND large IS NULL", 10)
+        return (
+            f"UPDATE {self.table} SET {self._updates(self._marks())} WHERE {self.equal(1)} "
+            f"AND {self.version} = ?{last} AND (expires_at IS NULL OR expires_at > ?7){small}"
         )
 
 

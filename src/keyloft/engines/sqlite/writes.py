@@ -18,11 +18,9 @@ from keyloft.core.records import (
     ChangeKind,
     Committed,
     Get,
-    Head,
     Key,
     LoggedChange,
     Mutation,
-    Purge,
     Record,
     Set,
     Space,
@@ -44,6 +42,7 @@ from keyloft.engines.commit.settle import (
     with_values,
 )
 from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP
+from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, write_expected
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
 from keyloft.engines.sqlite.lone_callers import sync_times
 from keyloft.engines.sqlite.reads import head, heads, last_logged, point, points
@@ -80,23 +79,6 @@ class UncommittedGroup(Struct, frozen=True):
 
 class _TakesTooLong(Exception):
     """The event loop has no time for this group."""
-
-
-class _NotAsExpected(Exception):
-    """Another row is stored than a Purge expects."""
-
-
-def _expected(group: list[Batch]) -> dict[Address, Record]:
-    """The rows that the only batch of a group expects, if it consists of Purges: what the sweeper has read before."""
-    mutations = group[0].mutations
-    if len(group) > 1 or group[0].checks or not mutations or type(mutations[0]) is not Purge:
-        return {}
-    rows = {
-        (purge.space, purge.key): Head(purge.key, b"", 0, purge.version, purge.expires_at)
-        for purge in mutations
-        if type(purge) is Purge and purge.expires_at is not None
-    }
-    return rows if len(rows) == len(mutations) else {}
 
 
 class SqliteWriter:
@@ -230,12 +212,17 @@ class SqliteWriter:
         It takes three quarters of the time (`scripts/bench peers`, row «sync-set»).
         """
         before, now, log_size = self._begin_transaction()
-        version = before + 1
+        version, cursor = before + 1, self._cursor
         record = Record(wanted.key, wanted.value, wanted.encoding, version, None, now, now)
         layout = LAYOUTS[wanted.space]
-        put_rows(self._cursor, layout, [layout.bind_put(record, False)])
-        changes = [LoggedChange(version, wanted.space, wanted.key, ChangeKind.PUT, now)]
-        log_size, _ = self._log(changes, version, before, now, log_size)
+        bindings = layout.bind_put(record, False)
+        cursor.execute(layout.put, bindings)
+        if not self.connection.changes():  # a large value is stored there
+            put_rows(cursor, layout, [bindings])
+        changes = (LoggedChange(version, wanted.space, wanted.key, ChangeKind.PUT, now),)
+        [packed] = change_log.pack(changes, before)
+        log_size += len(packed)
+        cursor.execute(LOG, (version, 0, before, now, log_size, packed))
         if version % limits.TRIM_EVERY == 0:
             self._trim_log(now, log_size)
         return UncommittedGroup(Outcome([Committed(version, (), now)], before, version, changes), now, True, True)
@@ -254,7 +241,7 @@ class SqliteWriter:
     def _begin(self, group: list[Batch], deadline: float = math.inf, restarts: bool = False) -> UncommittedGroup:
         try:
             return self._begin_group(group, deadline, restarts, expects_rows=True)
-        except _NotAsExpected:
+        except NotAsExpected:
             self._cursor.execute("ROLLBACK")
         return self._begin_group(group, deadline, restarts, expects_rows=False)
 
@@ -305,31 +292,16 @@ class SqliteWriter:
         """Decide a group, and write the rows that it changes.
 
         Raises:
-            _NotAsExpected: Other rows are stored than the group expects; some of its rows may be written.
+            NotAsExpected: Other rows are stored than the group expects; some of its rows may be written.
         """
-        if expects_rows and (expected := _expected(group)):
+        if expects_rows and (expected := expected_rows(group)):
             settled = settle(group, expected, version, now)
-            if len(settled.writes) != len(expected):
-                raise _NotAsExpected  # the clock was set back, or expiries were guessed
-            self._remove_expected(expected)
+            write_expected(self._cursor, settled.writes, expected)
             return settled
         settled, current = self._settled(group, version, now, deadline)
         if settled.writes:
             self._apply(settled.writes, current, deadline)
         return settled
-
-    def _remove_expected(self, expected: dict[Address, Record]) -> None:
-        """Remove rows that are stored as expected, each found once instead of twice: that is half the time."""
-        spaces: dict[Space, list[Record]] = {}
-        # In the order of the keys, so that neighbours on one page are written together.
-        for address in sorted(expected):
-            spaces.setdefault(address[0], []).append(expected[address])
-        before = self.connection.total_changes()
-        for space, some in spaces.items():
-            layout = LAYOUTS[space]
-            self._cursor.executemany(layout.remove_expected, map(layout.bind_expected, some))
-        if self.connection.total_changes() - before != len(expected):
-            raise _NotAsExpected
 
     def _settled(
         self, group: list[Batch], version: int, now: int, deadline: float

@@ -12,9 +12,9 @@ from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import Driven, SyncList, plain_function
 from keyloft.core.engine import Engine
 from keyloft.core.keys import KeyLike, TupleKey, encode
-from keyloft.core.records import Get, Record, Space
+from keyloft.core.records import Batch, Committed, Get, Record, Space
 from keyloft.tuples.entries import Entry, entry_of
-from keyloft.tuples.expiries import UNSET
+from keyloft.tuples.expiries import UNSET, expiry
 from keyloft.tuples.no_subscripts import NoSubscripts
 from keyloft.tuples.reads import D, Entries, T
 from keyloft.tuples.store import K, Store
@@ -36,6 +36,8 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
     """What `on_a_loop` opens, if the store itself has no event loop."""
     get_record: Callable[[Get], Record | None] | None = None
     """What `get` reads with, if its engine can do so without a coroutine."""
+    commit_batch: Callable[[Batch], Committed] | None = None
+    """The same for what `set` commits, a batch without checks."""
 
     def __enter__(self) -> Self:
         self._inner._check_open()
@@ -232,6 +234,9 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
         Example:
             kv.set(("users", "alice"), User("Alice"), type=User, expire_in=3600)
         """
+        if self.commit_batch is not None:
+            due = expiry(expire_in, expire_at)
+            return self.commit_batch(Batch((self._inner._set(key, value, type, due),))).version
         return self._run(self._inner.set(key, value, type=type, expire_in=expire_in, expire_at=expire_at))
 
     def add(

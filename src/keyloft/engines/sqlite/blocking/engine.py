@@ -136,6 +136,14 @@ class BlockingSqliteEngine(ProcessBound):
             raise verdict
         return verdict
 
+    def commit_now(self, batch: Batch) -> Committed:
+        """The same for a batch without checks, without a coroutine."""
+        verdict = self._verdict(batch)
+        if type(verdict) is Committed:
+            return verdict
+        assert isinstance(verdict, KeyloftError), "a batch without checks has nothing to conflict with"
+        raise verdict
+
     def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> Submission:
         report(done, self._verdict(batch))
         return WRITTEN

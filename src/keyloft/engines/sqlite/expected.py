@@ -1,0 +1,70 @@
+"""Writes a batch whose caller has read the rows that decide it, without reading them again.
+
+The sweeper has read what it removes, and a caller who checks a version has read the entry that it replaces. Such a
+batch is settled by the rows that it expects, and the statements that write it change no other rows. If they change
+fewer rows than expected, the transaction is to be rolled back, and the batch settled by what is stored.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import apsw
+
+from keyloft.core.records import Address, Batch, Head, Purge, Record, Set, Space
+from keyloft.engines.commit.settle import PutRow, Write
+from keyloft.engines.sqlite.tables import LAYOUTS
+
+
+class NotAsExpected(Exception):
+    """Another row is stored than a batch expects."""
+
+
+def expected_rows(group: Sequence[Batch]) -> dict[Address, Record]:
+    """The rows that the only batch of a group expects, if they decide it; else none: what is stored decides."""
+    batch = group[0]
+    mutations = batch.mutations
+    if len(group) > 1 or not mutations:
+        return {}
+    if type(mutations[0]) is Purge and not batch.checks:
+        rows: dict[Address, Record] = {
+            (purge.space, purge.key): Head(purge.key, b"", 0, purge.version, purge.expires_at)
+            for purge in mutations
+            if type(purge) is Purge and purge.expires_at is not None
+        }
+        return rows if len(rows) == len(mutations) else {}
+    if len(mutations) == len(batch.checks) == 1 and type(only := mutations[0]) is Set:
+        check, large = batch.checks[0], LAYOUTS[only.space].large
+        if check.key != only.key or check.space is not only.space or check.version is None or check.include_expired:
+            return {}
+        # In the plugins' table, SQL can't tell what has expired: people may have written any time.
+        if large is not None and not (large.holds(only) or only.if_absent or only.keep_expiry):
+            return {(only.space, only.key): Head(only.key, b"", 0, check.version, None)}
+    return {}
+
+
+def write_expected(cursor: apsw.Cursor, writes: Mapping[Address, Write], expected: Mapping[Address, Record]) -> None:
+    """Write what `settle` has made of the expected rows.
+
+    Raises:
+        NotAsExpected: Other rows are stored, or are to be written; some of them may be written already.
+    """
+    connection = cursor.connection
+    if len(writes) != len(expected):  # the time lies before an expiry that the caller has seen pass
+        raise NotAsExpected
+    for (space, _), write in writes.items():
+        if type(write) is not PutRow:
+            break
+        layout, [row] = LAYOUTS[space], expected.values()
+        cursor.execute(layout.replace_expected, (*layout.bind_put(write.record, False), row.version))
+        if connection.changes() != 1:
+            raise NotAsExpected
+        return
+    spaces: dict[Space, list[Record]] = {}
+    # In the order of the keys, so that neighbours on one page are written together.
+    for address in sorted(expected):
+        spaces.setdefault(address[0], []).append(expected[address])
+    before = connection.total_changes()
+    for space, rows in spaces.items():
+        layout = LAYOUTS[space]
+        cursor.executemany(layout.remove_expected, map(layout.bind_expected, rows))
+    if connection.total_changes() - before != len(expected):
+        raise NotAsExpected
