@@ -359,8 +359,10 @@ class Owner:
         if keys is None:
             self._exclusive, keys = write, ()
         write.written = keys
+        if len(keys) == 1:
+            [key] = keys
+            write.before = self._writing.get(key)
         for key in keys:
-            write.before = self._writing.get(key) if len(keys) == 1 else None
             self._writing[key] = write
 
     def end_write(self, write: Request) -> None:
