@@ -209,8 +209,12 @@ def getting_many(plugin: str, data: bytes) -> ManyKeys:
     """The keys that a get_many reads."""
     if (names := _plain_names(data)) is not None:
         return ManyKeys(plugin, names)
-    fields = _read_strictly(data, "keys", most=limits.KEYS_REQUEST_BYTES)
-    return rules.many_keys(plugin, _array(payloads.field(fields, "keys")), "null")
+    with json_text.collecting_no_garbage(data):
+        keys = _array(payloads.field(_read_strictly(data, "keys", most=limits.KEYS_REQUEST_BYTES), "keys"))
+        if (count := len(keys)) > limits.KEYS_AT_ONCE:
+            keys = []  # dropped here, and not by the error that refuses them
+    rules.number(count, "keys")
+    return rules.many_keys(plugin, keys, "null")
 
 
 def deleting_many(plugin: str, data: bytes) -> ManyKeys:
