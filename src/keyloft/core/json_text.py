@@ -42,8 +42,9 @@ _AT_BYTE: Final = re.compile(r"\(byte ([0-9]+)\)$")
 def compact(data: bytes, most_levels: int) -> tuple[Any, bytes]:
     """What a JSON text holds, and its compact form, from which the same is read again.
 
-    The compact form has every int as it is, and so has every float of a text that consists of short ones. In what is returned first, a stand-in of 21 digits replaces each int of
-    LONG_INT_DIGITS or more: to convert such an int takes a time that grows with the square of its digits.
+    The compact form has every int as it is, and so has every float of a text that consists of short ones. In what is
+    returned first, a stand-in of 21 digits replaces each int of LONG_INT_DIGITS or more: to convert such an int takes a
+    time that grows with the square of its digits.
 
     Raises:
         InvalidJson: It is not JSON, or a name is twice in one object: one of the two values would be lost.
@@ -100,10 +101,10 @@ def _has_short_floats(data: bytes) -> bool:
 
 
 def _read_floats(data: bytes) -> tuple[Any, bytes]:
-    """What `_read_and_write` returns, but with the floats as they are: to write one takes four times as long as to read it.
+    """What `_read_and_write` returns, with floats as they are: to write one takes four times as long as to read it.
 
-    An int of as many digits stands for each float where doubled names are found. Two names that differ in digits alone
-    count as doubled, too; then all is written after all.
+    To find a doubled name, an int of as many digits stands for each float. Two names that differ in digits alone seem
+    doubled, too; then all is written after all.
     """
     content = _decode(data)
     if _encode(_decode(data.translate(_FLOATS_AS_INTS))).count(b'"') == data.count(b'"'):
