@@ -158,6 +158,33 @@ def test_the_compact_form_is_what_encoding_the_value_gives(value: Any) -> None:
         assert json_text.compact(data, 900)[1] == values.encode_json(expected["value"], 2**20)
 
 
+_MANY_FLOATS = b"[%b]" % b",".join([b"0.5", b"-1.25", b"10.0"] * 500)
+
+
+def test_short_floats_stay_as_they_are() -> None:
+    data = b'{"a.1":%b,"b":"0.5"}' % _MANY_FLOATS
+    content, text = json_text.compact(data, 900)
+    assert text == data
+    assert content == {"a.1": [0.5, -1.25, 10.0] * 500, "b": "0.5"}
+
+
+def test_names_that_differ_in_digits_alone_are_not_doubled_beside_short_floats() -> None:
+    data = b'{"a.1":%b,"a21":[1.50]}' % _MANY_FLOATS
+    assert json_text.compact(data, 900)[1] == data.replace(b"1.50", b"1.5")
+
+
+@pytest.mark.parametrize("doubled", [b'{"a":%b,"a":1}', b'[%b,{"a.1":1,"b":2,"a.1":3}]'])
+def test_a_doubled_name_is_refused_beside_short_floats(doubled: bytes) -> None:
+    with pytest.raises(InvalidJson, match="twice"):
+        json_text.compact(doubled % _MANY_FLOATS, 900)
+
+
+@pytest.mark.parametrize("broken", [b"[%b,1.]", b"[%b,.5]", b"[%b,1..5]", b"[%b,00.5]", b"[%b,NaN]"])
+def test_what_is_not_json_is_refused_beside_short_floats(broken: bytes) -> None:
+    with pytest.raises(InvalidJson):
+        json_text.compact(broken % _MANY_FLOATS, 900)
+
+
 def _is_short(value: Any) -> bool:
     """Python's own writer refuses longer ints."""
     return not any(isinstance(part, int) and part.bit_length() > 14_000 for part in all_parts(value))

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -244,3 +244,33 @@ def test_a_list_fits_into_a_message(most: int, shown: int) -> None:
     assert reply["count"] == len(reply["keys"])
     assert reply["truncated"] is (shown < 100)
     assert 0 < reply["count"] <= shown
+
+
+ordinary = st.builds(
+    lambda key, value: json.dumps({"key": key, "value": value}, ensure_ascii=False).encode(errors="surrogatepass"),
+    texts,
+    values,
+)
+
+
+def _many(sets: Sequence[bytes]) -> bytes:
+    return b'{"parts":true,"requests":[%b]}' % b",".join([b'{"op":"set",' + one[1:] for one in sets])
+
+
+@examples(40)
+@given(st.lists(ordinary | written(), min_size=1, max_size=3))
+@example([b'{"key":"a","value":1}', b'{"key":"a","value":{"x":1,"x":2}}'])
+@example([b'{"key":"a","value":"x","value":"y"}'])
+@example([b'{"key":"a","value":"\xff"}'])
+@example([b'{"key":"","value":1}'])
+@example([b'{"key":"a","value":' + b"[" * 901 + b"]" * 901 + b"}"])
+def test_the_sets_of_a_many_are_read_as_each_alone_is(sets: list[bytes]) -> None:
+    found = wire.setting_each("trivia", _many(sets))
+    if found is not None:
+        assert found == [wire.setting("trivia", one) for one in sets]
+
+
+def test_ordinary_sets_of_a_many_are_read_together() -> None:
+    sets = [b'{"key":"a","value":{"x":["y",1.5,null]}}', '{"key":"ж","value": "é"}'.encode()]
+    assert wire.setting_each("trivia", _many(sets)) == [wire.setting("trivia", one) for one in sets]
+    assert wire.setting_each("trivia", _many([b'{"key":"a","value":1,"ttl":5}'])) is None

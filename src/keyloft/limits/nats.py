@@ -5,6 +5,9 @@ from typing import Final
 MANY_REQUESTS: Final = 1000
 """How many requests one message may hold."""
 
+SETS_READ_AT_ONCE_BYTES: Final = 16 * 1024
+"""The largest message whose sets are read together. If one of them is no ordinary one, all are read again."""
+
 OWNER_BYTES: Final = 8 * 1024 * 1024
 """How many bytes the unanswered requests of one plugin, or of one tenant, may have before the next is answered BUSY."""
 

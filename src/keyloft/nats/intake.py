@@ -179,7 +179,13 @@ class Intake(Admission, ManyIntake):
             self._turn_reads.make_before(owner, reads, keys)
             waits = owner.unordered > 0 and owner.write_waits(request, keys)
         elif isinstance(operation, PointRead):
-            if waits := bool(owner.writes) and owner.read_waits(request, (content.key,)):
+            if not owner.writes:  # most of them: as in `_begin`
+                request.reserved = size = operation.reply_bytes
+                owner.reply_bytes += size
+                self._reply_bytes += size
+                reads.append(request)
+                return
+            if waits := owner.read_waits(request, (content.key,)):
                 owner.begin_read(request, (content.key,))
         elif isinstance(operation, Call):
             waits = self._call_waits(request, operation, reads)
@@ -224,7 +230,8 @@ class Intake(Admission, ManyIntake):
     def _submit(self, request: Request, operation: EngineWrite) -> None:
         owner, batch = request.owner, operation.batch(request.content)
         if request.written is None:
-            owner.begin_write(request, [mutation.key for mutation in batch.mutations])
+            mutations = batch.mutations
+            owner.begin_write(request, (mutations[0].key,) if len(mutations) == 1 else [one.key for one in mutations])
             request.is_submitted = True
         try:
             submission = self._engine.submit(batch, partial(self._decided, request))
@@ -276,7 +283,9 @@ class Intake(Admission, ManyIntake):
     def _answer(self, requests: Sequence[Request], outcomes: Sequence[Any]) -> None:
         """Answer reads or writes, each with what became of it: most requests pass here, so in one go."""
         now, logs_all = perf_counter(), self._reporter.logs_all()
-        outbox, given_back, given_room = self._outbox, 0, 0
+        given_back = given_room = 0
+        replies: list[tuple[bytes, bytes]] = []
+        reply_bytes: dict[Owner, int] = {}
         for request, outcome in zip(requests, outcomes, strict=True):
             owner, operation, is_written = request.owner, request.operation, False
             try:
@@ -295,8 +304,9 @@ class Intake(Admission, ManyIntake):
             if request.collector is not None:
                 request.collector.add(request.position, reply, is_written)
             elif request.reply:
-                outbox.add(owner, request.reply, reply)
-                room -= len(reply)
+                replies.append((request.reply, reply))
+                room -= (length := len(reply))
+                reply_bytes[owner] = reply_bytes.get(owner, 0) + length
             if request.written is not None:
                 owner.end_write(request)
             elif request.read is not None:
@@ -311,6 +321,8 @@ class Intake(Admission, ManyIntake):
             given_room += room
             if not owner.is_in_turn and (owner.waiting or owner.ready):
                 self._turns.give(owner)
+        if replies:
+            self._outbox.add_all(replies, reply_bytes.items())
         self._request_bytes -= given_back
         self._reply_bytes -= given_room
         if not self._request_bytes:

@@ -49,7 +49,7 @@ class InternalRequests:
         owner.meter.events += len(messages)
         owner.reply_bytes += size
         self._reply_bytes += size
-        self._outbox.add_all(owner, [(subject.encode(), data) for subject, data in messages], size)
+        self._outbox.add_all([(subject.encode(), data) for subject, data in messages], [(owner, size)])
 
     def _owner(self, name: str) -> Owner:
         return self._owners.known.get(name) or self._owners.of(name)

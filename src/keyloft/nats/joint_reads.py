@@ -93,8 +93,12 @@ class JointReads:
             return False
         self._answer(requests, records)
         # What it takes to read and to answer an entry hardly depends on its owner, apart from its size.
-        sizes = [limits.REQUEST_BYTES + (0 if record is None else len(record.value)) for record in records]
+        sizes, first = [], 0
+        for some in begun.values():
+            found = [len(record.value) for record in records[first : first + len(some)] if record is not None]
+            sizes.append(limits.REQUEST_BYTES * len(some) + sum(found))
+            first += len(some)
         price = (perf_counter() - began) / sum(sizes)
-        for request, size in zip(requests, sizes, strict=True):
-            request.owner.credit -= price * size
+        for owner, size in zip(begun, sizes, strict=True):
+            owner.credit -= price * size
         return True

@@ -28,7 +28,7 @@ _FRAME_BYTES: Final = len(_PART) + 24
 
 # The form in which Keyloft's client sends a message and its requests; any other form is read more slowly.
 _IN_PARTS: Final = b'{"parts":true,"requests":['
-_GETS: Final = _IN_PARTS + b'{"op":"get",'
+_OF_ONE_OPERATION: Final = {_IN_PARTS + b'{"op":"%b",' % name.encode(): name for name in ("get", "set")}
 _IN_PARTS_BYTES: Final = len(_IN_PARTS) + len("]}") - 1  # there is a comma less than there are requests
 _ORDINARY: Final = re.compile(rb'\{"op":"([a-z_]+)"(?:,|(?=\}))').match
 
@@ -83,11 +83,10 @@ class Many(Operation):
         self._unfit = unfit
 
     def read(self, about: Any, data: bytes, /) -> ManyRequests:
-        if data.startswith(_GETS):
-            operation = self._find(about, "get")
-            if isinstance(operation, PointRead) and (gets := operation.read_all(about, data)):
-                parsed = operation.parsed
-                return ManyRequests([(parsed, get) for get in gets], True, len(data), gets)
+        for begin, name in _OF_ONE_OPERATION.items():
+            if data.startswith(begin) and (read := (operation := self._find(about, name)).read_all(about, data)):
+                reads = read if isinstance(operation, PointRead) else ()
+                return ManyRequests([(operation.parsed, one) for one in read], True, len(data), reads)
         try:
             if data.count(b",") > _MANY_COMMAS and _is_beyond(data):
                 raise _too_many(limits.MANY_REQUESTS)

@@ -72,8 +72,9 @@ class NatsConnection(Nats):
 
     def __init__(self) -> None:
         super().__init__()
-        self._handlers: dict[int, Handler] = {}
-        self._refusing: dict[int, EarlyRefusal] = {}
+        # By the numbers of their subscriptions, as they are in a message.
+        self._handlers: dict[bytes, Handler] = {}
+        self._refusing: dict[bytes, EarlyRefusal] = {}
         self._ps = _Parser(self)
         self.read_bytes = 0
         """How many bytes were read since it was made."""
@@ -94,13 +95,14 @@ class NatsConnection(Nats):
 
         Without nats-py's queue and task between, a flood is refused as fast as it is read, and takes no memory.
         """
-        self._handlers.pop(subscription._id, None)
-        self._refusing.pop(subscription._id, None)
+        number = b"%d" % subscription._id
+        self._handlers.pop(number, None)
+        self._refusing.pop(number, None)
         if handler is None:
             return
-        self._handlers[subscription._id] = handler
+        self._handlers[number] = handler
         if refuse is not None:
-            self._refusing[subscription._id] = refuse
+            self._refusing[number] = refuse
         self._receive_at_once()
 
     def _receive_at_once(self) -> None:
@@ -274,7 +276,7 @@ class _Parser(Parser):
             begin = found.end()
             end = begin + int(size)
             if (missing := end + 2 - len(data)) > 0:
-                refuse = self.nc._refusing.get(int(sid)) if missing >= limits.REFUSED_EARLY_BYTES else None
+                refuse = self.nc._refusing.get(sid) if missing >= limits.REFUSED_EARLY_BYTES else None
                 if refuse is not None and refuse(subject, reply, int(size)):
                     self.unwanted = missing
                     return True
@@ -291,7 +293,7 @@ class _Parser(Parser):
                 some.replies.append(reply)
                 continue
             body = begin + int(headers) if headers else begin
-            if (handler := handlers.get(int(sid))) is None:
+            if (handler := handlers.get(sid)) is None:
                 message = self.nc._process_msg(int(sid), subject, reply, data[body:end], data[begin:body])
                 return self._wait_for(message, data[at:])
             try:

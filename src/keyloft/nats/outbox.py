@@ -32,7 +32,7 @@ class Outbox:
         """Args:
         nats: The connection.
         reserved: What no reply's subject may begin with: such a reply would be a request in the service's name.
-        sent: Called with replies that were sent, or could not be: the owner and the size of each.
+        sent: Called when replies were sent, or could not be: with owners, each with the size of some of them.
         refused: Called with an owner, an operation, how many requests were answered BUSY, and how many were dropped.
         failed: Called with the reason if replies can't be sent.
         """
@@ -62,10 +62,10 @@ class Outbox:
         if self._is_idle and not self._is_scheduled:
             self._schedule()
 
-    def add_all(self, owner: Owner, replies: Iterable[tuple[bytes, bytes]], size: int) -> None:
-        """Send replies of so many bytes in all soon. `sent` is called for them."""
+    def add_all(self, replies: Iterable[tuple[bytes, bytes]], sizes: Iterable[tuple[Owner, int]]) -> None:
+        """Send replies soon, which have so many bytes of each owner. `sent` is called for them."""
         self._replies += replies
-        self._owners.append((owner, size))
+        self._owners += sizes
         if self._is_idle and not self._is_scheduled:
             self._schedule()
 

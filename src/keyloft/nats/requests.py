@@ -34,6 +34,8 @@ class Operation:
     """Whether its messages hold several requests (`many.py`)."""
     variants: Mapping[str, "Operation"] = {}
     """What carries out the variants of this operation; they have its name."""
+    parsed: "Operation"
+    """The same operation, for messages that `read_all` has read."""
 
     def read(self, about: Any, data: bytes, /) -> Any:
         """What a message asks for.
@@ -47,6 +49,10 @@ class Operation:
             Variant: It asks for a variant of this operation.
         """
         raise NotImplementedError
+
+    def read_all(self, about: Any, data: bytes, /) -> Sequence[Any] | None:
+        """What the requests of a `many` ask for, if all of them are ordinary ones of this operation; else None."""
+        return None
 
     def reply(self, content: Any, outcome: Any, /) -> bytes:
         """The reply to what `read` returned, from what became of it; a Call makes its own."""
@@ -74,13 +80,6 @@ UNKNOWN_OPERATION: Final = NoOperation()
 
 class PointRead(Operation):
     """Reads one entry. The reads of one turn are made together."""
-
-    parsed: "PointRead"
-    """The same operation, for messages that `read_all` has read."""
-
-    def read_all(self, about: Any, data: bytes, /) -> Sequence[Get] | None:
-        """What the requests of a `many` ask for, if all of them are ordinary ones of this operation; else None."""
-        return None
 
     def read(self, about: Any, data: bytes, /) -> Get:
         raise NotImplementedError
@@ -359,8 +358,10 @@ class Owner:
         if keys is None:
             self._exclusive, keys = write, ()
         write.written = keys
+        if len(keys) == 1:
+            [key] = keys
+            write.before = self._writing.get(key)
         for key in keys:
-            write.before = self._writing.get(key) if len(keys) == 1 else None
             self._writing[key] = write
 
     def end_write(self, write: Request) -> None:

@@ -106,12 +106,10 @@ class PluginWrite(EngineWrite):
         return str(content.key[1])
 
 
-class PluginSet(PluginWrite):
-    name = "set"
-    read = staticmethod(wire.setting)
+class PluginPlainSet(PluginWrite):
+    """Stores a value, whatever is stored."""
 
-    def __init__(self) -> None:
-        self.variants: Mapping[str, Operation] = {wire.CONDITIONAL: PluginConditionalSet()}
+    name = "set"
 
     def reply(self, content: Set, outcome: Committed | Conflict, /) -> bytes:
         return replies.STORED
@@ -119,6 +117,24 @@ class PluginSet(PluginWrite):
     def details(self, content: Set, outcome: Committed) -> dict[str, int | None]:
         ttl = content.expire_in
         return {"size": len(content.value), "ttl": ttl and ttl // 1000}
+
+
+class PluginParsedSet(PluginPlainSet):
+    """A set whose message is read."""
+
+    def read(self, about: str, data: Set, /) -> Set:  # type: ignore[override]
+        return data
+
+
+class PluginSet(PluginPlainSet):
+    read = staticmethod(wire.setting)
+
+    def __init__(self) -> None:
+        self.variants: Mapping[str, Operation] = {wire.CONDITIONAL: PluginConditionalSet()}
+        self.parsed = PluginParsedSet()
+
+    def read_all(self, about: str, data: bytes, /) -> list[Set] | None:
+        return wire.setting_each(about, data)
 
 
 class PluginConditionalSet(EngineWrite):

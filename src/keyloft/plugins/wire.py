@@ -78,12 +78,23 @@ class _ManyGets(Struct, forbid_unknown_fields=True):
     parts: bool
 
 
+class _SetOfMany(Struct, forbid_unknown_fields=True, tag_field="op", tag="set"):
+    key: _Key
+    value: Any
+
+
+class _ManySets(Struct, forbid_unknown_fields=True):
+    requests: list[_SetOfMany]
+    parts: bool
+
+
 _read_keyed = msgspec.json.Decoder(_Keyed).decode
 _read_valued = msgspec.json.Decoder(_Valued).decode
 _read_value = msgspec.json.Decoder(_WithValue).decode
 _read_keys = msgspec.json.Decoder(_WithKeys).decode
 _read_entries = msgspec.json.Decoder(_WithEntries).decode
 _read_gets = msgspec.json.Decoder(_ManyGets).decode
+_read_sets = msgspec.json.Decoder(_ManySets).decode
 _read_counted = msgspec.json.Decoder(_Counted).decode
 
 
@@ -159,6 +170,24 @@ def setting(plugin: str, data: bytes) -> Set:
     return Set(_PLUGINS, (plugin, key), stored, _JSON, expire_in)
 
 
+def setting_each(plugin: str, data: bytes) -> list[Set] | None:
+    """The writes that the sets of a `many` request, if they are ordinary ones and in parts; None for other messages."""
+    if len(data) > limits.SETS_READ_AT_ONCE_BYTES or b"\\" in data:
+        return None
+    try:
+        with json_text.collecting_no_garbage(data):
+            sets = _read_sets(data).requests
+            stored = [payloads.to_json(one.value) for one in sets]
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    # As for a set: if the quotes of all strings are accounted for, no name is doubled in any of them.
+    if data.count(b'"') != 10 * len(sets) + 4 + sum([value.count(b'"') for value in stored]):
+        return None
+    if len(sets) > limits.MANY_REQUESTS or max(map(len, stored), default=0) > _LARGEST_ORDINARY_SET:
+        return None
+    return [Set(_PLUGINS, (plugin, one.key), value, _JSON) for one, value in zip(sets, stored, strict=True)]
+
+
 def listing(plugin: str, data: bytes) -> Scan:
     """The scan that a list requests."""
     fields = _read(_or_empty_object(data), "prefix", "limit", "after", "values")
@@ -209,8 +238,12 @@ def getting_many(plugin: str, data: bytes) -> ManyKeys:
     """The keys that a get_many reads."""
     if (names := _plain_names(data)) is not None:
         return ManyKeys(plugin, names)
-    fields = _read_strictly(data, "keys", most=limits.KEYS_REQUEST_BYTES)
-    return rules.many_keys(plugin, _array(payloads.field(fields, "keys")), "null")
+    with json_text.collecting_no_garbage(data):
+        keys = _array(payloads.field(_read_strictly(data, "keys", most=limits.KEYS_REQUEST_BYTES), "keys"))
+        if (count := len(keys)) > limits.KEYS_AT_ONCE:
+            keys = []  # dropped here, and not by the error that refuses them
+    rules.number(count, "keys")
+    return rules.many_keys(plugin, keys, "null")
 
 
 def deleting_many(plugin: str, data: bytes) -> ManyKeys:

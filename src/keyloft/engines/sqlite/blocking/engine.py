@@ -54,7 +54,7 @@ class BlockingSqliteEngine(ProcessBound):
         self.connection = file.open_reader() if file.read_only else file.open_writer()
         """For tests, as `shared`, `queue`, `feed` and `poller`: the writing connection."""
         self.shared = SharedConnection(self.connection, file)
-        self._lock = self.fork_lock = self.shared.lock
+        self.fork_lock = self.shared.lock
         self._readers = ReaderPool(file)
         self._has_readers = not file.in_memory
         self._writer = SqliteWriter(file, clock, self.connection, history or KeptHistory())
