@@ -251,3 +251,24 @@ async def test_health_and_doctor_name_the_hosts_while_there_is_no_primary(tmp_pa
             said = await examined()
             assert said.startswith("the service there is not healthy: the database ")
             assert f"; unreachable {primary.host};" in said
+
+
+async def test_gets_and_lists_go_on_from_standbys_while_there_is_no_primary(tmp_path: Path) -> None:
+    with cluster() as servers:
+        primary, standby = servers.nodes
+        database = servers.url(options="&reads=standby")
+        async with serving(tmp_path, "--nats-port", "0", "--database", database, "--deadline", "2") as served:
+            client = await nats.connect(served.nats)
+            for number in range(20):
+                assert await ask(client, "set", key="k", value=number) == {"success": True}
+                assert await ask(client, "get", key="k") == {"success": True, "exists": True, "value": number}
+            async with asyncio.timeout(LONGEST_SECONDS):
+                while not await asyncio.to_thread(standby.caught_up_with, primary):
+                    pass
+            primary.kill()
+            assert await ask(client, "get", key="k") == {"success": True, "exists": True, "value": 19}
+            assert (await ask(client, "list"))["keys"] == ["k"]
+            assert (await ask(client, "set", key="k", value=20))["error_code"] == "DATABASE_ERROR"
+            assert await ask(client, "get", key="k") == {"success": True, "exists": True, "value": 19}
+            await client.close()
+            assert "Traceback" not in served.log
