@@ -1240,8 +1240,8 @@ DOCTOR_ANSWER_SECONDS: Final = 3.0
 """How long doctor waits for one answer of NATS or of the service."""
 
 DOCTOR_PORT_SECONDS: Final = HEALTH_SECONDS + 2.0
-"""How long doctor waits for a program that listens on a port to say what it is: a service whose database does not answer
-says so after HEALTH_SECONDS."""
+"""How long doctor waits for a program that listens on a port to say what it is. A service whose database does not
+answer says so after HEALTH_SECONDS."""
 
 DOCTOR_SKEW_SECONDS: Final = 1.0
 """A database clock that differs by more than this is a warning."""
