@@ -254,11 +254,16 @@ class TestPlugin:
         assert plugin("incr", "more", "games", "-3", "--ttl", "60") == (0, "-2\n", "")
         (tmp_path / "scores.json").write_text('{"score:a": 1, "score:b": [2]}')
         assert plugin("set-many", "more", str(tmp_path / "scores.json"), "--ttl", "60") == (0, "2\n", "")
+        no_file = "keyloft: FILE: expected the name of a file, got JSON; - reads JSON from the standard input\n"
+        assert plugin("set-many", "more", '{"score:a": 1}') == (2, "", no_file)
         assert plugin("get-many", "more", "score:b", "none", "score:a") == (0, '{"score:b":[2],"score:a":1}\n', "")
         assert plugin("list", "more", "--prefix", "score:", "--values") == (0, '{"score:a":1,"score:b":[2]}\n', "")
         assert plugin("count", "more") == (0, "3\n", "")
         assert plugin("count", "more", "--prefix", "score:") == (0, "2\n", "")
-        assert plugin("touch", "more", "score:a") == (0, "true\n", "")
+        assert plugin("touch", "more", "score:a", "--never") == (0, "true\n", "")
+        one_of = (2, "", "keyloft: pass --ttl SECONDS, or --never\n")
+        assert plugin("touch", "more", "score:a") == one_of
+        assert plugin("touch", "more", "score:a", "--never", "--ttl", "5") == one_of
         assert plugin("touch", "more", "none", "--ttl", "5") == (1, "false\n", "")
         entry = json.loads(plugin("get", "more", "score:a", "--meta")[1])
         assert (entry["value"], entry["ttl"]) == (1, None)

@@ -35,7 +35,7 @@ VERSION = 'expected the version of the stored entry, 0 if there must be none, or
 SECONDS = "expected a number of seconds above 0, at most 31,622,400,000"
 PURPOSE = "expected a name such as cursor: a-z 0-9 _, a letter first, at most 64 characters"
 HINTS = "expected a list of at most 32 texts"
-PROJECT_RULE = "expected a tenant and a project, as in tenant/acme/project/web/docs/"
+PROJECT_RULE = "expected a tenant and a project, as in tenant/acme/project/web, and perhaps how a path begins"
 
 LIST: Any = [7]
 GOOD: dict[str, Any] = {"expected_version": "*", "writer": WRITER}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from nats.aio.client import Client as Nats
 
 import keyloft
-from keyloft import DiskFull, ManualClock, Store, limits
+from keyloft import DiskFull, ManualClock, Store, Unreachable, limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Conflict
 from keyloft.nats.bounds import IntakeBounds
@@ -352,6 +353,38 @@ async def test_a_failing_database_is_reported_and_used_again(kv: Store, nats_url
         assert (await ask(client, "get", {"key": PUT["key"]}))["entry"]["value"] == "last"
         await service.stop()
     await connection.close()
+
+
+class Unreadable:
+    """An engine that can't be read; it counts how often that was tried."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.tries = 0
+        self.tried_often = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def read(self, *asks: Any) -> Any:
+        self.tries += 1
+        if self.tries == 5:
+            self.tried_often.set()
+        raise Unreachable("no host is the primary")
+
+
+@ON_MEMORY
+async def test_a_database_that_stays_away_is_not_logged_again_and_again(
+    kv: Store, nats_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LEASE_CHECK_SECONDS", 0.001)
+    connection = await nats.connect(nats_url)
+    engine: Any = Unreadable(kv.engine)
+    async with SemanticService(connection, SemanticStore(Store(engine))):
+        await engine.tried_often.wait()
+    await connection.close()
+    lines = [record for record in caplog.records if "no events of watches" in record.message]
+    assert [record.levelname for record in lines if record.levelno > logging.DEBUG] == ["WARNING"]
 
 
 @ON_MEMORY

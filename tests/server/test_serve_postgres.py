@@ -19,6 +19,7 @@ from tests.cli.commands import SURROUNDINGS, run_command
 from tests.server.test_serve import LONGEST_SECONDS, answers, refused, serving
 from tests.support.nats import private_server
 from tests.support.postgres import PASSWORD, MortalServer
+from tests.support.postgres_cluster import cluster
 from tools.postgres import fresh_database, query
 
 
@@ -137,7 +138,7 @@ async def test_a_database_that_dies_is_reported_and_used_again_when_it_is_back(
             assert [reply.get("error_code") for reply in replies] == ["DATABASE_ERROR"] * 4
             assert str(tmp_path) not in str(replies)
             assert "host" not in str(replies)
-            await served.shows("/healthz", 503)
+            assert len((await served.shows("/healthz", 503)).splitlines()) == 1
             assert (await served.page("/metrics"))[0] == 200, "what is wrong with a database is when they are wanted"
         finally:
             mortal_postgres.start()
@@ -224,3 +225,50 @@ async def test_a_database_that_will_never_open_ends_it(
     assert re.search(error, line)
     assert PASSWORD not in line
     assert "not-the-one" not in line
+
+
+async def test_health_and_doctor_name_the_hosts_while_there_is_no_primary(tmp_path: Path) -> None:
+    with cluster() as servers:
+        primary, standby = servers.nodes
+        async with serving(tmp_path, "--nats-port", "0", "--database", servers.url()) as served:
+            [port] = set(re.findall(r"http://127\.0\.0\.1:(\d+)", served.log))
+
+            async def examined() -> str:
+                arguments = ("doctor", "--json", "--nats", served.nats, "--http", f"127.0.0.1:{port}")
+                _, found, _ = await asyncio.to_thread(run_command, SURROUNDINGS, *arguments, folder=tmp_path)
+                [finding] = [one for one in json.loads(found) if one["code"] == f"port {port}"]
+                return str(finding["what"])
+
+            said = await examined()
+            assert re.fullmatch(r"taken by a service of Keyloft, which is healthy \(store [0-9a-f]+\)", said)
+            primary.kill()
+            async with asyncio.timeout(LONGEST_SECONDS):
+                while f"\nunreachable {primary.host}\n" not in (health := await served.shows("/healthz", 503)):
+                    pass
+            assert health.startswith("the database ")
+            assert "\nprimary none, timeline 1\n" in health
+            assert f"\nstandby {standby.host}, timeline 1" in health
+            said = await examined()
+            assert said.startswith("the service there is not healthy: the database ")
+            assert f"; unreachable {primary.host};" in said
+
+
+async def test_gets_and_lists_go_on_from_standbys_while_there_is_no_primary(tmp_path: Path) -> None:
+    with cluster() as servers:
+        primary, standby = servers.nodes
+        database = servers.url(options="&reads=standby")
+        async with serving(tmp_path, "--nats-port", "0", "--database", database, "--deadline", "2") as served:
+            client = await nats.connect(served.nats)
+            for number in range(20):
+                assert await ask(client, "set", key="k", value=number) == {"success": True}
+                assert await ask(client, "get", key="k") == {"success": True, "exists": True, "value": number}
+            async with asyncio.timeout(LONGEST_SECONDS):
+                while not await asyncio.to_thread(standby.caught_up_with, primary):
+                    pass
+            primary.kill()
+            assert await ask(client, "get", key="k") == {"success": True, "exists": True, "value": 19}
+            assert (await ask(client, "list"))["keys"] == ["k"]
+            assert (await ask(client, "set", key="k", value=20))["error_code"] == "DATABASE_ERROR"
+            assert await ask(client, "get", key="k") == {"success": True, "exists": True, "value": 19}
+            await client.close()
+            assert "Traceback" not in served.log

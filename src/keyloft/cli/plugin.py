@@ -137,7 +137,7 @@ def set_(
 
 def set_many(
     plugin: PluginArgument,
-    file: Annotated[str, argument("FILE", "A JSON object: each name becomes a key. - reads it.")],
+    file: Annotated[str, argument("FILE", "Has a JSON object: each name becomes a key. - is the standard input.")],
     *,
     ttl: Ttl = None,
     out: Output,
@@ -170,12 +170,20 @@ def incr(
 
 
 def touch(
-    plugin: PluginArgument, key: PluginKeyArgument, *, ttl: Ttl = None, out: Output, service: PluginService
+    plugin: PluginArgument,
+    key: PluginKeyArgument,
+    *,
+    ttl: Ttl = None,
+    never: Annotated[bool, flag("--never", "It does not expire.")] = False,
+    out: Output,
+    service: PluginService,
 ) -> int:
-    """Give a key another TTL, or none without --ttl, and print whether it is there; exit code 1 if it is not.
+    """Give a key another TTL, or none, and print whether it is there; exit code 1 if it is not.
 
     Example: keyloft plugin touch trivia session --ttl 1800
     """
+    if (ttl is None) != never:
+        raise InvalidArgument("pass --ttl SECONDS, or --never")
     _check_ttl(ttl)
     exists = service.ask(plugin, lambda client: client.kv.touch(key, ttl))
     out.show(exists)
@@ -297,7 +305,7 @@ def purge(plugin: PluginArgument, *, yes: Yes = False, out: Output, service: Plu
 
 def import_json(
     plugin: PluginArgument,
-    file: Annotated[str, argument("FILE", "A JSON object: each name becomes a key. - reads it.")],
+    file: Annotated[str, argument("FILE", "Has a JSON object: each name becomes a key. - is the standard input.")],
     *,
     replace: Annotated[bool, flag("--replace", "Keys that are there already get the file's value.")] = False,
     ttl: Ttl = None,
@@ -345,6 +353,8 @@ def _check_ttl(ttl: int | None) -> None:
 
 
 def _read_object(file: str) -> dict[str, Any]:
+    if file.lstrip().startswith("{"):
+        raise InvalidArgument("FILE: expected the name of a file, got JSON; - reads JSON from the standard input")
     data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     try:
         _, text = payloads.read(data)

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from keyloft.limits.server import HEALTH_SECONDS
 from keyloft.limits.values import SCAN_BYTES
 
 MAINTENANCE_ROWS: Final = 4096
@@ -55,8 +56,9 @@ DOCTOR_LOGINS_AT_ONCE: Final = 8
 DOCTOR_ANSWER_SECONDS: Final = 3.0
 """How long doctor waits for one answer of NATS or of the service."""
 
-DOCTOR_PORT_SECONDS: Final = 2.0
-"""How long doctor waits for a program that listens on a port to say what it is."""
+DOCTOR_PORT_SECONDS: Final = HEALTH_SECONDS + 2.0
+"""How long doctor waits for a program that listens on a port to say what it is. A service whose database does not
+answer says so after HEALTH_SECONDS."""
 
 DOCTOR_SKEW_SECONDS: Final = 1.0
 """A database clock that differs by more than this is a warning."""

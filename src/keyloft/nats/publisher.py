@@ -104,9 +104,11 @@ class EventPublisher:
     # Following the stored leases
 
     async def _run(self) -> None:
+        has_failed = False
         while True:
             try:
                 [page] = await self._engine.read(Scan(SPACE, *self.rows.all, 1, keys_only=True))
+                has_failed = False
                 if not page:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._wanted.wait(), limits.LEASE_CHECK_SECONDS)
@@ -115,8 +117,10 @@ class EventPublisher:
             except Closed:
                 return
             except Exception as error:
+                # A database may be away for hours: then the repetitions are for debugging only.
+                level, has_failed = logging.DEBUG if has_failed else logging.WARNING, True
                 is_unexpected = not isinstance(error, KeyloftError)
-                logger.warning("[KV] no events of watches, trying again: %s", error, exc_info=is_unexpected)
+                logger.log(level, "[KV] no events of watches, trying again: %s", error, exc_info=is_unexpected)
                 await asyncio.sleep(limits.LEASE_CHECK_SECONDS)
 
     async def _follow(self) -> None:

@@ -58,22 +58,25 @@ class TurnReads:
         """Read the entries that requests of an owner are about."""
         for first in range(0, len(requests), limits.GETS_PER_READ):
             some = requests[first : first + limits.GETS_PER_READ]
-            reading = self._engine.read(*[request.content for request in some])
-            # The first step of the coroutine. An engine that need not wait ends with it, so no task is made.
-            try:
-                wanted = reading.send(None)
-            except StopIteration as read:
-                self._answer(some, read.value)
-            except Exception as error:
-                self._answer(some, [error] * len(some))
-            else:
-                for request in some:
-                    if request.read is None:
-                        owner.begin_read(request, (request.content.key,))
-                work = self._wait(some, steps(owner, reading, wanted))
-                task = asyncio.get_running_loop().create_task(work)
-                self.under_way[task] = some
-                task.add_done_callback(self._ended)
+            reading, wanted = self._engine.read(*[request.content for request in some]), None
+            if self._engine.reads_at_once:
+                # The first step of the coroutine. An engine that need not wait ends with it, so no task is made. Others
+                # may use what works in a task alone, such as `asyncio.timeout`.
+                try:
+                    wanted = reading.send(None)
+                except StopIteration as read:
+                    self._answer(some, read.value)
+                    continue
+                except Exception as error:
+                    self._answer(some, [error] * len(some))
+                    continue
+            for request in some:
+                if request.read is None:
+                    owner.begin_read(request, (request.content.key,))
+            work = self._wait(some, steps(owner, reading, wanted))
+            task = asyncio.get_running_loop().create_task(work)
+            self.under_way[task] = some
+            task.add_done_callback(self._ended)
 
     def make_before(self, owner: Owner, reads: PendingReads, keys: Collection[Hashable] | None) -> None:
         """Make the reads of this turn now, if they read what a write is about to change."""

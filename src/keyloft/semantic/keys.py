@@ -232,7 +232,7 @@ def parse_prefix(prefix: object, argument: str = "prefix") -> KeyPrefix:
     Raises:
         InvalidKey: It breaks a rule, which the message names.
     """
-    rule = "a tenant and a project, as in tenant/acme/project/web/docs/"
+    rule = "a tenant and a project, as in tenant/acme/project/web, and perhaps how a path begins"
     if type(prefix) is not str:
         raise InvalidKeyType(f"{argument}: expected {rule}{_got(prefix)}")
     words = prefix.split("/", 4)

@@ -224,15 +224,21 @@ class App:
                 await (await self._db.engine()).read(_PROBE)
                 await self._try_to_write()
         except TimeoutError:
-            return unavailable(f"the database has not answered within {limits.HEALTH_SECONDS:g} s")
+            return self._unusable(f"the database has not answered within {limits.HEALTH_SECONDS:g} s")
         except KeyloftError as error:
             # The message may name files and hosts: it belongs in the log.
             logger.warning("the database can't be used: %s", error)
-            return unavailable(f"the database can't be used ({error.code})")
+            return self._unusable(f"the database can't be used ({error.code})")
         servers = self._servers()
         lines = ["ok", f"store {self._group.store}", *(servers.lines if servers else ())]
         body = "".join([f"{line}\n" for line in lines]).encode()
         return HttpReply(body, content_type=TEXT_TYPE, headers=CLOSE)
+
+    def _unusable(self, reason: str) -> HttpReply:
+        servers = self._servers()
+        # Of one host no more is known than what the reason says: only several are asked again and again.
+        lines = servers.lines if servers is not None and len(servers.hosts) > 1 else ()
+        return unavailable("\n".join([reason, *lines]))
 
     def _servers(self) -> ServerHealth | None:
         """What is known of the servers of the database."""

@@ -15,6 +15,7 @@ from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.admin.threads import in_thread
 from keyloft.cli.doctor.checks import ok, problem, warning
+from keyloft.core.log_text import printable
 from keyloft.engines import SQLITE_VERSION
 from keyloft.errors import NatsServerFailed
 from keyloft.server.config import SETTINGS, Config
@@ -22,6 +23,8 @@ from keyloft.server.nats_process import find_binary
 
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """How what listens on all addresses is reached."""
+_HEALTH: Final = re.compile(r"ok$|the database |not connected to NATS", re.MULTILINE)
+"""How the page of a service begins that tells how it is."""
 SQLITE: Final = (3, 53)
 """The SQLite of the oldest apsw that pyproject.toml allows."""
 
@@ -85,11 +88,13 @@ async def _pages_port(host: str, port: int, *, is_tls: bool) -> Finding:
     if trouble.errno != errno.EADDRINUSE:
         return warning(name, f"{host}:{port} can't be listened on: {_reason(trouble)}", cure=advice)
     status, what = await _health(host, port, is_tls=is_tls)
-    healthy, _, store = what.partition("\n")
-    if (status, healthy) == (200, "ok"):
-        return ok(name, f"taken by a service of Keyloft, which is healthy{f' ({store})' if store else ''}")
+    first, *others = what.splitlines() or [""]
+    if (status, first) == (200, "ok"):
+        store = f" ({others[0]})" if others else ""
+        return ok(name, f"taken by a service of Keyloft, which is healthy{store}")
     if status == 503:
-        return warning(name, f"the service there is not healthy: {what}", cure="see the log of that service")
+        reason = "; ".join([first, *others])
+        return warning(name, f"the service there is not healthy: {reason}", cure="see the log of that service")
     return warning(name, "taken by another program: `keyloft serve` would serve no HTTP", cure=advice)
 
 
@@ -136,9 +141,9 @@ async def _health(host: str, port: int, *, is_tls: bool) -> tuple[int, str]:
     head, _, body = answer.decode("utf-8", "replace").partition("\r\n\r\n")
     found = re.match(r"HTTP/1\.\d (\d{3})", head)
     # Of another program's page nothing is shown.
-    if found is None or "content-type: text/plain" not in head.lower() or len(body) > 200:
+    if found is None or "content-type: text/plain" not in head.lower() or not _HEALTH.match(body):
         return 0, ""
-    return int(found[1]), body.strip()
+    return int(found[1]), "\n".join(map(printable, body.splitlines()))
 
 
 async def _first_words(host: str, port: int, request: bytes = b"", *, is_tls: bool = False) -> bytes:
