@@ -53,6 +53,8 @@ _IMPORTED: Final = (
     "uvloop",
 )
 """Before the first copy is made; with them comes what they import."""
+_IMPORTED_IF_THERE: Final = ("typer._adapters", "typer._click.decorators", "uvicorn.lifespan.off", "rich.filesize")
+"""What commands import late: Typer imports pydantic with their first argument, which takes 60 ms."""
 
 
 # The side of the tests
@@ -218,6 +220,9 @@ def _serve(listener: socket.socket) -> Callable[[], None]:
 
     for name in _IMPORTED:
         import_module(name)
+    for name in _IMPORTED_IF_THERE:
+        with suppress(ImportError):
+            import_module(name)
     gc.collect()
     gc.freeze()
     woken, wake = os.pipe()
@@ -339,10 +344,10 @@ def _run_and_end(kind: str, what: str) -> None:
         _run(kind, what)
     except SystemExit as ended:
         code = ended.code
-    if vars(sys.modules["__main__"]) is not globals():
-        vars(sys.modules["__main__"]).clear()
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    if vars(sys.modules["__main__"]) is not globals():
+        vars(sys.modules["__main__"]).clear()
     gc.collect()  # what the program forgot to close says so
     if not (code is None or isinstance(code, int)):
         sys.stderr.write(f"{code}\n")
