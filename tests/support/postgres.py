@@ -24,7 +24,6 @@ from tools.postgres import (
     TIMEOUT_SECONDS,
     NoFolder,
     Server,
-    connected,
     fresh_database,
     initdb,
     name_of,
@@ -76,7 +75,8 @@ INSERT INTO keyloft_store (id, store_id) VALUES (1, '{store_id}');
 class ReusedDatabase:
     """A database with Keyloft's tables that tests use one after the other, as if each had got a new one.
 
-    To make a database with its tables takes 56 ms of the processors; to empty one takes 2, over a connection that lasts.
+    To make a database with its tables takes 56 ms of the processors; to empty one takes 2,
+    over a connection that lasts.
     """
 
     def __init__(self, server: str, template: str) -> None:
