@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("repeats")
 
 
-# What collecting the tests makes stays until the end, and there is much of it: looking for garbage in it takes a second.
+# What collecting the tests makes is much, and stays until the end: to look for garbage in it takes a second.
 gc.disable()
 
 
