@@ -46,10 +46,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("repeats")
 
 
+# What collecting the tests makes is much, and stays until the end: to look for garbage in it takes a second.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Take all that exists by now out of garbage collection: it stays until the end, and there is much of it."""
+    """Take all that exists by now out of garbage collection."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

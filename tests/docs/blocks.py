@@ -14,7 +14,8 @@ The first word behind a fence is the block's language, the rest says what is don
     toml                    is a configuration that the service takes
     text                    is for people; `text output` is what the block before it printed
 
-`keyloft` and `alembic` are copies of a process that has imported them (tests/support/fork_server.py).
+Python blocks, `keyloft` and `alembic` run in copies of a process that has imported Keyloft
+(tests/support/fork_server.py).
 Addresses such as 127.0.0.1:4222 become addresses with free ports. `scripts/serve` runs the command that it would run,
 without making a virtual environment first, which would take minutes. PostgreSQL at 127.0.0.1:5432 is the tests' server.
 """
@@ -40,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from tests.support.fork_server import launcher
+from tests.support.fork_server import ForkedProcess, launcher, run
 from tests.support.ports import free_port
 
 ROOT: Final = Path(__file__).parents[2]
@@ -124,7 +125,7 @@ class DocumentRun:
         self._databases: Databases | None = None
         self._ports: dict[str, int] = defaultdict(free_port)
         self._background: list[tuple[subprocess.Popen[bytes], str]] = []
-        self._prompt: subprocess.Popen[str] | None = None
+        self._prompt: _Prompt | None = None
         self._printed = ""
         self._reply: Any = None
         programs = Path(sys.executable).parent
@@ -200,21 +201,8 @@ class DocumentRun:
 
     def _type(self, source: str) -> None:
         if self._prompt is None:
-            self._prompt = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", __name__],
-                cwd=self.folder,
-                env=self._environment | {"PYTHONPATH": str(ROOT)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        assert self._prompt.stdin is not None
-        assert self._prompt.stdout is not None
-        self._prompt.stdin.write(json.dumps(source) + "\n")
-        self._prompt.stdin.flush()
-        ready, _, _ = select.select([self._prompt.stdout], [], [], _PATIENCE_SECONDS)
-        assert ready, "the block takes too long"
-        self._printed, error = json.loads(self._prompt.stdout.readline())
+            self._prompt = _Prompt(self.folder, self._environment)
+        self._printed, error = self._prompt.type(source)
         assert error is None, error
 
     def _shell(self, script: str) -> None:
@@ -273,24 +261,13 @@ class DocumentRun:
         self._python(_TOML)
 
     def _python(self, program: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            cwd=self.folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_SECONDS,
-        )
+        done = run(["-c", program, *arguments], cwd=self.folder, env=self._environment, timeout=_PATIENCE_SECONDS)
         assert done.returncode == 0, done.stderr
 
     def end(self) -> None:
         """End what runs; a service that gets SIGTERM ends with exit code 0."""
         if self._prompt is not None:
-            assert self._prompt.stdin is not None
-            assert self._prompt.stdout is not None
-            self._prompt.stdin.close()
-            _ended(self._prompt)
-            self._prompt.stdout.close()
+            self._prompt.close()
         codes = {}
         for process, command in reversed(self._background):
             # After SIGTERM, nats-server ends with exit code 1.
@@ -301,7 +278,7 @@ class DocumentRun:
         assert not any(codes.values()), codes
 
 
-def _ended(process: subprocess.Popen[Any]) -> int:
+def _ended(process: subprocess.Popen[Any] | ForkedProcess) -> int:
     try:
         return process.wait(_PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -309,7 +286,40 @@ def _ended(process: subprocess.Popen[Any]) -> int:
         return process.wait()
 
 
-# The prompt: the other end of `DocumentRun._type`
+class _Prompt:
+    """A process that runs the Python blocks of a document."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        (stdin, typed), (printed, stdout) = os.pipe(), os.pipe()
+        self._typed, self._printed = os.fdopen(typed, "w"), os.fdopen(printed)
+        self._process = ForkedProcess(
+            ["-m", __name__],
+            cwd=folder,
+            env=environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=sys.__stderr__,
+            finalizes=True,
+        )
+        for its_end in (stdin, stdout):
+            os.close(its_end)
+
+    def type(self, source: str) -> tuple[str, str | None]:
+        """Run a block: what it printed, and its traceback if it failed."""
+        self._typed.write(json.dumps(source) + "\n")
+        self._typed.flush()
+        ready, _, _ = select.select([self._printed], [], [], _PATIENCE_SECONDS)
+        assert ready, "the block takes too long"
+        printed, error = json.loads(self._printed.readline())
+        return printed, error
+
+    def close(self) -> None:
+        self._typed.close()
+        _ended(self._process)
+        self._printed.close()
+
+
+# The prompt: the other end of `_Prompt.type`
 
 
 async def _converse() -> None:

@@ -10,6 +10,8 @@ modules it imports, is tested with `subprocess`.
 PYTEST_DONT_REWRITE: this module runs in the server as well.
 """
 
+import atexit
+import gc
 import json
 import os
 import runpy
@@ -20,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -50,6 +53,8 @@ _IMPORTED: Final = (
     "uvloop",
 )
 """Before the first copy is made; with them comes what they import."""
+_IMPORTED_IF_THERE: Final = ("typer._adapters", "typer._click.decorators", "uvicorn.lifespan.off", "rich.filesize")
+"""What commands import late: Typer imports pydantic with their first argument, which takes 60 ms."""
 
 
 # The side of the tests
@@ -68,6 +73,7 @@ class ForkedProcess:
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
         at_terminal: bool = False,
+        finalizes: bool = False,
     ) -> None:
         """Start it.
 
@@ -79,12 +85,14 @@ class ForkedProcess:
             stdout: A file or a descriptor.
             stderr: A file or a descriptor.
             at_terminal: Whether `stdin` is the terminal that controls it.
+            finalizes: Whether its interpreter clears all modules before it ends: for tests of how a process ends.
         """
         request = {
             "arguments": list(arguments),
             "folder": str(cwd or Path.cwd()),
             "environment": dict(os.environ if env is None else env),
             "at_terminal": at_terminal,
+            "finalizes": finalizes,
         }
         with Path(os.devnull).open("r+b", buffering=0) as nothing:
             streams = [_descriptor(stream, nothing) for stream in (stdin, stdout, stderr)]
@@ -208,11 +216,13 @@ def pytest_sessionfinish() -> None:
 
 def _serve(listener: socket.socket) -> Callable[[], None]:
     """Make copies until the standard input ends. Returns in a copy alone: with what it has to do."""
-    import gc
     from importlib import import_module
 
     for name in _IMPORTED:
         import_module(name)
+    for name in _IMPORTED_IF_THERE:
+        with suppress(ImportError):
+            import_module(name)
     gc.collect()
     gc.freeze()
     woken, wake = os.pipe()
@@ -297,7 +307,9 @@ def _become(request: dict[str, Any], streams: list[int]) -> Callable[[], None]:
     kind, what, *arguments = request["arguments"]
     sys.path[0] = request["folder"]
     sys.argv = [kind if kind == "-c" else what, *arguments]
-    return lambda: _run(kind, what)
+    if request["finalizes"]:
+        return lambda: _run(kind, what)
+    return lambda: _run_and_end(kind, what)
 
 
 class _Replaced(BaseException):
@@ -320,6 +332,32 @@ def _run(kind: str, what: str) -> None:
     except _Replaced as replaced:
         [sys.argv] = replaced.args
     _run("-m", sys.argv[0])
+
+
+def _run_and_end(kind: str, what: str) -> None:
+    """End as an interpreter does, but without clearing the modules: that would copy all memory of the server's process.
+
+    Any other exception, Ctrl-C and a closed stream are left to the interpreter.
+    """
+    code: object = None
+    try:
+        _run(kind, what)
+    except SystemExit as ended:
+        code = ended.code
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if vars(sys.modules["__main__"]) is not globals():
+        vars(sys.modules["__main__"]).clear()
+    gc.collect()  # what the program forgot to close says so
+    if not (code is None or isinstance(code, int)):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except (OSError, ValueError):
+        sys.exit(code)
+    os._exit((code or 0) & 0xFF)
 
 
 if __name__ == "__main__":

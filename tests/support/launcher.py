@@ -20,6 +20,7 @@ with socket.socket(socket.AF_UNIX) as status:
         "folder": os.getcwd(),  # noqa: PTH109 (pathlib would be the most of what is imported here)
         "environment": dict(os.environ),
         "at_terminal": False,
+        "finalizes": False,
     }
     status.sendall(json.dumps(request).encode() + b"\n")
     with status.makefile("rb") as lines:

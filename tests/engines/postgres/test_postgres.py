@@ -15,7 +15,8 @@ from keyloft.core.values import JSON
 from keyloft.engines import open_engine, open_maintenance
 from keyloft.engines.postgres.engine import PostgresEngine
 from tests.engines.contract import EngineContract
-from tests.support.postgres_proxy import pooler
+from tests.support.everything import fill
+from tests.support.postgres_proxy import Message, pooler, proxy
 from tools.postgres import query
 
 
@@ -98,3 +99,21 @@ async def test_a_load_wakes_the_watches_of_other_processes(postgres_url: str, mo
         await maintenance.aclose()
         [change] = await waiting
         assert change.key == ("a", 2)
+
+
+async def test_connections_ask_the_server_about_no_types(emptied_postgres_url: str) -> None:
+    """The driver would ask on each new connection, and the answer is always the same."""
+    asked: list[bytes] = []
+
+    def notes(message: Message) -> bool:
+        asked.append(message.body)
+        return True
+
+    async with proxy(emptied_postgres_url) as (network, url):
+        network.lets_ask = notes
+        await fill(url)
+        async with keyloft.open(url, sweep_every=None) as kv:
+            assert len(await kv.get_many([("users", "alice"), ("users", 5)])) == 2
+            assert len(await kv.list(prefix=("users",))) == 3
+    assert any([b"keyloft_tuples" in body for body in asked])
+    assert [body for body in asked if b"pg_type" in body] == []

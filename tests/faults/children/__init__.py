@@ -64,6 +64,7 @@ async def child(module: str, *arguments: str | Path) -> AsyncIterator[ChildProce
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
+            finalizes=True,
         )
         ends.callback(os.close, its_input)
         for end in (stdin, stdout, stderr):

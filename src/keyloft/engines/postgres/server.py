@@ -38,6 +38,24 @@ _PLANNER_SETTINGS: Final = {
 
 _OF_SESSION: Final = "current_setting('server_encoding'), current_setting('synchronous_commit'), pg_backend_pid()"
 
+# Types that statements bind and return. They have the same numbers on every server, but asyncpg would ask the catalogue
+# about them on each new connection, which takes the server longer than everything else that a connection begins with.
+_ARRAYS: Final = [
+    {
+        **dict.fromkeys(("basetype", "basetype_name", "range_subtype", "range_subtype_name", "attrtypoids")),
+        "attrnames": None,
+        "oid": number,
+        "ns": "pg_catalog",
+        "name": f"_{element}",
+        "kind": b"b",
+        "elemtype": number_of_element,
+        "elemtype_name": element,
+        "elemdelim": b",",
+        "depth": 0,
+    }
+    for number, element, number_of_element in ((1001, "bytea", 17), (1016, "int8", 20))
+]
+
 # The function that commits must see what others have committed since its transaction began.
 _READ_COMMITTED: Final = "SET SESSION default_transaction_isolation = 'read committed'"
 
@@ -225,13 +243,15 @@ class PostgresServer:
             raise
 
     async def _connect(self, host: Host) -> Connection:
-        return await asyncpg.connect(
+        connection = await asyncpg.connect(
             self.address.dsn,
             **host,
             target_session_attrs=None if self._takes_any else "any",
             server_settings=self._settings,
             statement_cache_size=0,
         )
+        connection.get_settings().register_data_types(_ARRAYS)
+        return connection
 
     @property
     def _connect_seconds(self) -> float:
