@@ -104,7 +104,7 @@ class ConnectionTable(ServerState):
 
     def unsent(self, connection: "HttpConnection") -> None:
         """A response is complete, and its client has not read all of it yet."""
-        # Anew also for one that is there: it has read its last response before this one was sent.
+        # Also for one that is there already: it has read its last response before this one was sent.
         self._unsent.pop(connection, None)
         unread = self._unsent[connection] = _Unread(self._now())
         unread.size = _unsent_bytes(connection)
