@@ -182,10 +182,14 @@ class HttpConnection(HttpToolsProtocol):
         self._discarded_bytes = 0
         self._is_refused = False
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether the client has yet to read most of the response before this one."""
+        return self.flow.write_paused
+
     async def has_read(self) -> None:
-        """Wait until the client has read most of the response before this one."""
-        if self.flow.write_paused:
-            await self.flow.drain()
+        """Wait until it has."""
+        await self.flow.drain()
 
     def abort(self) -> None:
         """End it at once."""
