@@ -27,14 +27,14 @@ def memory_mb(served: Serving) -> float:
     return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) / 1024
 
 
-class Crowd:
+class IdleClients:
     """Sockets that connect, send something, and read nothing."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
         self._sockets = ExitStack()
 
-    def __enter__(self) -> "Crowd":
+    def __enter__(self) -> "IdleClients":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,7 +81,7 @@ async def test_ten_thousand_idle_connections_take_little_memory(tmp_path: Path) 
     async with service(tmp_path, "--http-connections", str(IDLE + 200)) as (served, client, plugin):
         await works(client, plugin)
         before = memory_mb(served)
-        with Crowd((client.base_url.host, client.base_url.port or 0)) as crowd:
+        with IdleClients((client.base_url.host, client.base_url.port or 0)) as crowd:
             await crowd.grow(IDLE)
             async with asyncio.timeout(LONGEST_SECONDS):
                 while await shown(client, "http_connections") < IDLE:
@@ -96,7 +96,7 @@ async def test_a_thousand_listeners_that_do_not_read_are_cut_off_and_others_go_o
     async with service(tmp_path) as (served, client, plugin):
         await works(client, plugin)
         watch = f"GET /v1/watch?prefix=w HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
-        with Crowd((client.base_url.host, client.base_url.port or 0)) as crowd:
+        with IdleClients((client.base_url.host, client.base_url.port or 0)) as crowd:
             async with client.stream("GET", "/v1/watch?prefix=w") as stream:
                 events = Events(stream)
                 assert (await events.next())[0] == "ready"

@@ -91,7 +91,7 @@ async def test_it_gets_changes_and_resumes_by_itself_after_the_service_was_kille
             process.wait()
 
 
-async def test_it_is_told_that_its_token_is_wrong(folder: Path) -> None:
+async def test_a_wrong_token_is_an_error_with_its_status(folder: Path) -> None:
     async with running_api() as api:
         url = f"http://127.0.0.1:{api.port}/v1/watch?prefix=a"
         async with listening(folder, url, "kl_wrong") as events:

@@ -52,10 +52,10 @@ async def test_the_token_that_is_made_at_the_start_opens_the_api(tmp_path: Path)
 
 async def check_with_curl(url: str, authority: trustme.CA, token: str, folder: Path) -> None:
     """Put, get, and watch an entry over TLS; another authority, an old TLS and plain text are refused."""
-    ours, other = folder / "ca.pem", folder / "other.pem"
-    authority.cert_pem.write_to_path(ours)
+    own, other = folder / "ca.pem", folder / "other.pem"
+    authority.cert_pem.write_to_path(own)
     trustme.CA().cert_pem.write_to_path(other)
-    trusted = ("--cacert", str(ours), "-H", f"Authorization: Bearer {token}")
+    trusted = ("--cacert", str(own), "-H", f"Authorization: Bearer {token}")
     put = ("-X", "PUT", "-H", "Content-Type: application/json", "-d", '{"name": "Alice"}')
     assert '"versionstamp"' in await curl(*trusted, *put, f"{url}/v1/kv/users/alice")
     assert '"name":"Alice"' in await curl(*trusted, f"{url}/v1/kv/users/alice")

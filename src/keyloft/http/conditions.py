@@ -32,6 +32,11 @@ def named_versions(request: HttpRequest, name: bytes, *, weak: bool) -> frozense
     return frozenset([int(tag) for is_weak, tag in tags if _VERSION.fullmatch(tag) and (weak or not is_weak)])
 
 
+def is_conditional(request: HttpRequest) -> bool:
+    """Whether it has one of these headers; most requests have none."""
+    return any([name == _MATCH or name == _NONE_MATCH for name, _ in request.headers])
+
+
 def is_known(request: HttpRequest, version: int) -> bool:
     """Whether the client has this version of an entry already (If-None-Match of a read)."""
     known = named_versions(request, _NONE_MATCH, weak=True)
@@ -62,9 +67,9 @@ class EntryCondition:
         self._versions: frozenset[int] | None = None
         self._excluded: frozenset[int] = frozenset()
         self._must_exist = self.must_not_exist = False
-        self.is_unconditional = not any([name == _MATCH or name == _NONE_MATCH for name, _ in request.headers])
+        self.is_unconditional = not is_conditional(request)
         if self.is_unconditional:
-            return  # most requests
+            return
         match = named_versions(request, _MATCH, weak=False)
         none_match = named_versions(request, _NONE_MATCH, weak=True)
         self._versions = match if isinstance(match, frozenset) else None

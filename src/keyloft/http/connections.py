@@ -104,7 +104,7 @@ class ConnectionTable(ServerState):
 
     def unsent(self, connection: "HttpConnection") -> None:
         """A response is complete, and its client has not read all of it yet."""
-        # Anew also for one that is there: it has read its last response before this one was sent.
+        # Also for one that is there already: it has read its last response before this one was sent.
         self._unsent.pop(connection, None)
         unread = self._unsent[connection] = _Unread(self._now())
         unread.size = _unsent_bytes(connection)
@@ -182,10 +182,14 @@ class HttpConnection(HttpToolsProtocol):
         self._discarded_bytes = 0
         self._is_refused = False
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether the client has yet to read most of the response before this one."""
+        return self.flow.write_paused
+
     async def has_read(self) -> None:
-        """Wait until the client has read most of the response before this one."""
-        if self.flow.write_paused:
-            await self.flow.drain()
+        """Wait until it has."""
+        await self.flow.drain()
 
     def abort(self) -> None:
         """End it at once."""

@@ -12,7 +12,7 @@ from keyloft.core.records import Batch, Check, Committed, Conflict, Delete, Get,
 from keyloft.core.values import BYTES
 from keyloft.errors import InvalidArgument, VersionConflict
 from keyloft.http import audit_log
-from keyloft.http.conditions import EntryCondition, is_known, is_wanted
+from keyloft.http.conditions import EntryCondition, is_conditional, is_known, is_wanted
 from keyloft.http.context import HttpContext
 from keyloft.http.descriptions import ENTRY
 from keyloft.http.problems import Problem, absent
@@ -68,12 +68,12 @@ class SingleKeys:
         if record is None:
             raise absent(text)
         tag = etag(record.version)
-        if not is_wanted(request, record.version):
-            raise Problem(
-                412, VersionConflict.code, "another version is stored than the request expects", headers=(tag,)
-            )
-        if is_known(request, record.version):
-            return HttpReply(status=304, headers=(tag,))
+        if is_conditional(request):
+            if not is_wanted(request, record.version):
+                detail = "another version is stored than the request expects"
+                raise Problem(412, VersionConflict.code, detail, headers=(tag,))
+            if is_known(request, record.version):
+                return HttpReply(status=304, headers=(tag,))
         audit_log.read(request.token, "read", store, (text,))
         kinds = _accepted(request)
         if _OCTETS in kinds and not kinds & {"application/json", "application/*"}:

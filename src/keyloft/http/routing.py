@@ -63,7 +63,8 @@ class HttpEndpoint:
                     return await HttpReply(status=204, headers=allowed).send(send)
                 more = self._context.origins.check(scope)
                 token = await self._authenticated(scope)
-            await scope["connection"].has_read()
+            if (connection := scope["connection"]).is_unread:
+                await connection.has_read()
             handler = self._handlers.get(scope["method"])
             if handler is None:
                 raise Problem(
