@@ -287,6 +287,30 @@ kv.close()
     assert done.returncode == 0, done.stderr
 
 
+def test_checkpoints_go_on_after_an_interrupted_start_of_their_thread(tmp_path: Path) -> None:
+    """An exception within Thread.start can end the new thread before its first line."""
+    original = threading.Thread.start
+
+    def ends_at_once(thread: threading.Thread) -> None:
+        thread.run = lambda: None  # type: ignore[method-assign]
+        original(thread)
+        thread.join()
+        raise TimeoutError
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if "housekeeping" in thread.name]
+
+    with keyloft.open_sync(tmp_path / "app.db", sweep_every=None) as kv:
+        before = len(threads())
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(threading.Thread, "start", ends_at_once)
+            with pytest.raises(TimeoutError):
+                kv.set(("k",), 1)
+        kv.set(("k",), 2)
+        assert len(threads()) == before + 1
+    assert len(threads()) == before
+
+
 def test_interrupted_watches_start_no_thread_twice() -> None:
     """The exception comes between the start of a thread and the line that would remember it."""
     original = threading.Thread.start

@@ -42,17 +42,17 @@ class Housekeeping:
     def wake(self) -> None:
         """A thread is about to commit, or has opened a view."""
         if self._is_asleep and not self._file.in_memory:
-            if self._thread is None or self._thread.ident is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._start()
             self._last_use = monotonic()
             self._woken.set()
 
     def _start(self) -> None:
         with self._starting:
-            if self._thread is None:
+            # A thread whose start a signal interrupted may have ended before it began, and can't be started again.
+            if not self._is_stopping and (self._thread is None or not self._thread.is_alive()):
                 name = f"keyloft housekeeping of {self._file.path}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            if self._thread.ident is None:  # new, or its start was interrupted
                 self._thread.start()
 
     def committed(self) -> None:
@@ -77,7 +77,7 @@ class Housekeeping:
     def stop(self) -> None:
         self._is_stopping = True
         self._woken.set()
-        if self._thread is not None and self._thread.ident is not None:
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
