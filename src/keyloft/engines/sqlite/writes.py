@@ -198,16 +198,12 @@ class SqliteWriter:
 
         Whether it was committed need not be known then: that caller is the one who gets the exception.
         """
-        mutations = batch.mutations
-        if len(mutations) == 1 and not batch.checks and _is_plain(only := mutations[0]):
-            begun = self._begin_set(only)
-        else:
-            begun = self._begin([batch])
+        begun = self._begin([batch])
         self._commit(begun)
         return self._note(begun)
 
-    def _begin_set(self, wanted: Set) -> UncommittedGroup:
-        """What `_begin` does with a Set that succeeds whatever is stored, without the steps that this one needs not.
+    def _begin_set(self, wanted: Set, deadline: float, restarts: bool) -> UncommittedGroup:
+        """What `_begin_group` does with a Set that succeeds whatever is stored, without the steps that it needs not.
 
         It takes three quarters of the time (`scripts/bench peers`, row «sync-set»).
         """
@@ -216,6 +212,8 @@ class SqliteWriter:
         record = Record(wanted.key, wanted.value, wanted.encoding, version, None, now, now)
         layout = LAYOUTS[wanted.space]
         bindings = layout.bind_put(record, False)
+        if perf_counter() > deadline:
+            raise _TakesTooLong
         cursor.execute(layout.put, bindings)
         if not self.connection.changes():  # a large value is stored there
             put_rows(cursor, layout, [bindings])
@@ -225,7 +223,8 @@ class SqliteWriter:
         cursor.execute(LOG, (version, 0, before, now, log_size, packed))
         if version % limits.TRIM_EVERY == 0:
             self._trim_log(now, log_size)
-        return UncommittedGroup(Outcome([Committed(version, (), now)], before, version, changes), now, True, True)
+        outcome = Outcome([Committed(version, (), now)], before, version, changes)
+        return UncommittedGroup(outcome, now, True, True, restarts)
 
     def failure(self, error: BaseException) -> tuple[DatabaseError, bool]:
         """The error for the callers of a group, and whether each of its batches would fail in the same way alone."""
@@ -239,6 +238,9 @@ class SqliteWriter:
         return failure, isinstance(error, FAILS_WHOLE_GROUP)
 
     def _begin(self, group: list[Batch], deadline: float = math.inf, restarts: bool = False) -> UncommittedGroup:
+        first = group[0]
+        if len(group) == len(first.mutations) == 1 and not first.checks and _is_plain(only := first.mutations[0]):
+            return self._begin_set(only, deadline, restarts)
         try:
             return self._begin_group(group, deadline, restarts, expects_rows=True)
         except NotAsExpected:
