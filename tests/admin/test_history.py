@@ -282,6 +282,26 @@ async def test_a_copy_gives_no_version_that_its_source_gives(url: str, tmp_path:
         assert (await kv.get(("b",))).versionstamp == later
 
 
+async def test_a_copy_knows_nothing_of_its_sources_versions(url: str, tmp_path: Path) -> None:
+    source = tmp_path / "source.db"
+    async with keyloft.open(source) as kv:
+        await kv.set(("deleted",), 1)
+        seen = await kv.set(("kept",), 1)
+        await kv.delete(("deleted",))
+    await admin.copy(source, url)
+    async with keyloft.open(url) as kv:
+        with pytest.raises(keyloft.HistoryGone):  # else the deletion would be missed
+            await anext(aiter(kv.watch(prefix=(), since=seen)))
+    with pytest.raises(keyloft.HistoryGone):
+        [_ async for _ in admin.changes(url, since=seen)]
+    # A watch on the target itself goes on over the copy.
+    async with keyloft.open(tmp_path / "other.db") as kv:
+        before = await kv.set(("own",), 1)
+        await admin.copy(source, tmp_path / "other.db", existing="keep")
+        changed = await anext(aiter(kv.watch(prefix=(), since=before)))
+        assert [entry.key for entry in changed] == [("kept",)]
+
+
 async def test_a_copy_of_a_copy_jumps_again(tmp_path: Path) -> None:
     first, second, third = [tmp_path / f"{number}.db" for number in range(3)]
     await next_version(first)

@@ -152,6 +152,15 @@ def check_kept(after: LogPosition, oldest_base: int, latest: int) -> None:
         raise HistoryGone(after.version, oldest_base + 1, latest)
 
 
+def is_of_group(version: int, base: int, end: int) -> bool:
+    """Whether a group of commits that began after version `base` has given this version; `end` is its last one.
+
+    Where a copy lets the counter jump, the versions that it passes over were never given here: one of them is a version
+    of another database, which tells nothing about what this one has logged.
+    """
+    return base < version <= end and version // limits.VERSION_JUMP == end // limits.VERSION_JUMP
+
+
 def commit_time(clock: int, last_commit: int, database: str) -> int:
     """The time of a commit, which is never before the last one: no expired entry comes back to life.
 

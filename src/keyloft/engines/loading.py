@@ -14,7 +14,7 @@ from keyloft.core.records import ChangeKind, Key, LoggedChange, LogPosition, Rec
 from keyloft.core.schema import CHANGES_TABLE, READ_STORE_ID, Row, lost_counter, lost_store_id
 from keyloft.engines import change_log
 from keyloft.engines.tables import Layout
-from keyloft.errors import DatabaseError
+from keyloft.errors import DatabaseError, HistoryGone
 
 R = TypeVar("R", Record, Size)
 
@@ -152,6 +152,8 @@ async def changes_in(snapshot: Snapshot, since: int | None) -> AsyncIterator[Seq
         change_log.check_kept(LogPosition(since), oldest.oldest_version - 1, snapshot.version)
     async for rows in snapshot.log(since):
         for row in rows:
+            if since is not None and row.base < since and not change_log.is_of_group(since, row.base, row.version):
+                raise HistoryGone(since, row.version, snapshot.version)
             some = change_log.unpack(row.base, row.at, row.changes)
             yield [change for change in some if since is None or change.version > since]
 

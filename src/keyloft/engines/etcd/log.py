@@ -34,7 +34,7 @@ async def read(view: RevisionView, after: LogPosition) -> LogSlice:
         HistoryGone: The log does not hold the position.
     """
     rows = await rows_from(view, max(after.version, 0), limits.ETCD_LOG_ROWS + 1)
-    if not rows or rows[0].base >= after.version:
+    if not rows or not change_log.is_of_group(after.version, rows[0].base, rows[0].version):
         [oldest] = await rows_from(view, 0, 1)
         raise HistoryGone(after.version, oldest.base + 1, view.counter.version)
     later = [row for row in rows if (row.version, row.part) > (after.version, after.part)]

@@ -142,15 +142,15 @@ TRIM: Final = trim("$1::bigint", "$2::bigint", "$3::bigint", "$4::bigint")
 
 _AFTER: Final = f"FROM {CHANGES} WHERE (version, part) > ($1::bigint, $2::int)"
 READ_LOG: Final = (
-    "SELECT start.base, start.at, logged.* FROM "
-    f"(SELECT base, at FROM {CHANGES} WHERE version >= $1::bigint ORDER BY version, part LIMIT 1) AS start "
+    "SELECT start.base, start.at, start.version, logged.* FROM "
+    f"(SELECT base, at, version FROM {CHANGES} WHERE version >= $1::bigint ORDER BY version, part LIMIT 1) AS start "
     f"LEFT JOIN LATERAL (SELECT version, part, base, at, CASE WHEN size - coalesce(octet_length(changes), 0) < "
     f"$3::bigint + (SELECT size {_AFTER} ORDER BY version, part LIMIT 1) "
     f"THEN coalesce(changes, decode('90', 'hex')) END {_AFTER} ORDER BY version, part LIMIT $4::int) AS logged ON true"
 )
 """version, part, bytes, rows.
 
-Selects base and time of the row that holds the version; then, for each later row, its version, part, base, time and
+Selects base, time and version of the row that holds the version; then, for each later row, its version, part, base, time and
 changes. Changes beyond as many bytes are NULL. Selects no row if the log ends before that version.
 """
 LOG_ENDS: Final = (
@@ -166,13 +166,13 @@ def read_log_bindings(after: LogPosition) -> tuple[Any, ...]:
 
 def holds(after: LogPosition, rows: list[Row]) -> bool:
     """Whether the log holds a position, of which `rows` are what READ_LOG selects."""
-    return bool(rows) and rows[0][0] < after.version
+    return bool(rows) and change_log.is_of_group(after.version, rows[0][0], rows[0][2])
 
 
 def log_slice(after: LogPosition, rows: list[Row]) -> LogSlice:
     """The slice that READ_LOG has selected after a position that the log holds."""
     began = rows[0][1]
-    logged = [row[2:] for row in rows if row[2] is not None]
+    logged = [row[3:] for row in rows if row[3] is not None]
     read = [row for row in logged[: limits.LOG_SLICE_ROWS] if row[4] is not None]
     changes = [
         change

@@ -47,6 +47,7 @@ from keyloft.engines.sqlite.tables import (
 )
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.tables import usage_slice
+from keyloft.errors import HistoryGone
 
 
 def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
@@ -201,6 +202,8 @@ def read_log(cursor: apsw.Cursor, after: LogPosition) -> LogSlice:
     oldest: Row = cursor.execute(OLDEST_LOGGED).fetchall()[0]
     change_log.check_kept(after, oldest[0], latest)
     found: Row = cursor.execute(FIND_LOGGED, (after.version,)).fetchall()[0]
+    if not change_log.is_of_group(after.version, found[0], found[2]):
+        raise HistoryGone(after.version, oldest[0] + 1, latest)
     bindings = (after.version, after.part, limits.LOG_SLICE_BYTES, limits.LOG_SLICE_ROWS)
     rows: list[Row] = cursor.execute(READ_LOG, bindings).fetchall()
     changes = [change for _, _, base, at, part in rows for change in change_log.unpack(base, at, part)]

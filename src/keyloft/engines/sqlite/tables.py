@@ -335,7 +335,7 @@ READ_VERSION: Final = f"SELECT version, at, size FROM {CHANGES} ORDER BY version
 """Selects the version counter: the version of the log's newest row, with its time and the size of the log."""
 LOG: Final = f"INSERT INTO {CHANGES} (version, part, base, at, size, changes) VALUES (?1, ?2, ?3, ?4, ?5, ?6)"
 """version, part, the version before the group, time, size of the log, changes"""
-FIND_LOGGED: Final = f"SELECT base, at FROM {CHANGES} WHERE version >= ?1 ORDER BY version, part LIMIT 1"
+FIND_LOGGED: Final = f"SELECT base, at, version FROM {CHANGES} WHERE version >= ?1 ORDER BY version, part LIMIT 1"
 """version; selects its row"""
 OLDEST_LOGGED: Final = f"SELECT base, at, size FROM {CHANGES} ORDER BY version, part LIMIT 1"
 SECOND_LOGGED: Final = f"SELECT at, size FROM {CHANGES} ORDER BY version, part LIMIT 1 OFFSET 1"
