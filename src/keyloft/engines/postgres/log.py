@@ -150,8 +150,8 @@ READ_LOG: Final = (
 )
 """version, part, bytes, rows.
 
-Selects base, time and version of the row that holds the version; then, for each later row, its version, part, base, time and
-changes. Changes beyond as many bytes are NULL. Selects no row if the log ends before that version.
+Selects base, time and version of the row that holds the version; then, for each later row, its version, part, base,
+time and changes. Changes beyond as many bytes are NULL. Selects no row if the log ends before that version.
 """
 LOG_ENDS: Final = (
     f"SELECT (SELECT base FROM {CHANGES} ORDER BY version, part LIMIT 1), "
