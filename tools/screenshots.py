@@ -47,10 +47,10 @@ def _service(folder: Path) -> Iterator[str]:
     database = folder / "app.db"
     asyncio.run(fill(str(database)))
     environment = {**os.environ, "KEYLOFT_HTTP_TOKEN": _TOKEN}
-    command = [sys.executable, "-m", "keyloft", "serve", "--database", str(database), "--http", _HTTP]
+    command = [sys.executable, "-m", "keyloft", "serve", "--database", database.name, "--http", _HTTP]
     command += ["--nats-port", str(_NATS), "--quota-keys", "200"]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stderr=log)
+        process = subprocess.Popen(command, cwd=folder, env=environment, stderr=log)
     try:
         while True:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{_HTTP}/readyz", timeout=1):

@@ -54,6 +54,7 @@ WHAT_HAS_EXPIRED: Final = (
     "test_a_get_can_include_the_expired_record",
     "test_expired_lists_what_is_due_the_longest_overdue_first",
     "test_purge_removes_only_that_version_and_only_if_expired",
+    "test_the_expiry_that_a_purge_names_decides_nothing",
     "test_a_check_can_ask_for_an_expired_entry",
 )
 READS_OF_SEVERAL_KINDS: Final = (

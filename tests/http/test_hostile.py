@@ -366,7 +366,7 @@ async def test_large_answers_are_made_only_while_clients_read_them(
     async def measured() -> None:
         nonlocal most
         while not done:
-            buffers = [each.transport.get_write_buffer_size() for each in api.listener._table.connections]
+            buffers = [each.transport.get_write_buffer_size() for each in api.listener.table.connections]
             most = max(most, sum(buffers))
             await asyncio.sleep(0.001)
 

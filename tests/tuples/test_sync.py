@@ -212,18 +212,18 @@ def test_an_interrupted_write_that_another_thread_commits_is_decided_when_its_ca
     clock, earlier = InterruptingClock(), signal.signal(signal.SIGUSR1, interrupt)
     try:
         with keyloft.open_sync(tmp_path / "app.db", clock=clock, sweep_every=None) as kv:
-            queue = kv._inner.engine._queue  # type: ignore[attr-defined]
+            queue = kv.engine.queue  # type: ignore[attr-defined]
             clock.handler = first_commit
             threads = [threading.Thread(target=kv.set, args=((name,), 1)) for name in ("a", "b")]
             threads[0].start()
             assert held.wait(LONGEST_SECONDS)
             threads[1].start()
-            while len(queue._waiting) < 1:
+            while len(queue.waiting) < 1:
                 pass
             clock.handler = group
 
             def release() -> None:
-                while len(queue._waiting) < 2:
+                while len(queue.waiting) < 2:
                     pass
                 both_wait.set()
 

@@ -53,7 +53,7 @@ class HttpListener(AsyncClosing):
         """
         check_uvicorn()
         loop = asyncio.get_running_loop()
-        self._table = ConnectionTable(_within_open_files(self._most), loop.time, self._meters)
+        self.table = ConnectionTable(_within_open_files(self._most), loop.time, self._meters)
         config = UvicornConfig(
             self._app,
             http=HttpConnection,
@@ -68,7 +68,7 @@ class HttpListener(AsyncClosing):
         config.load()
 
         def connected() -> HttpConnection:
-            return HttpConnection(config=config, server_state=self._table, app_state={})
+            return HttpConnection(config=config, server_state=self.table, app_state={})
 
         self._server = await loop.create_server(connected, host, port, ssl=self._tls, backlog=limits.HTTP_BACKLOG)
         self._tick()
@@ -78,18 +78,18 @@ class HttpListener(AsyncClosing):
     @property
     def connections(self) -> int:
         """How many are open."""
-        return len(self._table.connections) if self._server else 0
+        return len(self.table.connections) if self._server else 0
 
     @property
     def served(self) -> int:
         """How many requests it has answered."""
-        return self._table.total_requests if self._server else 0
+        return self.table.total_requests if self._server else 0
 
     def stop_accepting(self) -> None:
         """Listen no more; end idle connections now, and others with the request that they are at."""
         if self._server is not None:
             self._server.close()
-            for connection in list(self._table.connections):
+            for connection in list(self.table.connections):
                 connection.shutdown()
 
     async def aclose(self) -> None:
@@ -97,7 +97,7 @@ class HttpListener(AsyncClosing):
         self.stop_accepting()
         if self._server is None:
             return
-        table = self._table
+        table = self.table
         if table.tasks:
             await asyncio.wait(table.tasks, timeout=limits.HTTP_SHUTDOWN_SECONDS)
         for task in list(table.tasks):
@@ -121,8 +121,8 @@ class HttpListener(AsyncClosing):
             self._tick()
 
     def _tick(self) -> None:
-        self._table.default_headers = [(b"date", formatdate(usegmt=True).encode())]
-        self._table.end_slow_ones()
+        self.table.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        self.table.end_slow_ones()
 
 
 def _within_open_files(wanted: int) -> int:

@@ -326,7 +326,7 @@ def test_settings_are_shown_without_secrets() -> None:
 
 
 def test_no_request_compiles_a_template() -> None:
-    templates = PageRenderer(is_read_only=False)._templates
+    templates = PageRenderer(is_read_only=False).templates
     assert templates.cache is not None
     assert {name for _, name in templates.cache.keys()} == {*templates.list_templates()}
 

@@ -88,7 +88,7 @@ class PageRenderer:
 
     def __init__(self, *, is_read_only: bool) -> None:
         self._is_read_only = is_read_only
-        self._templates = _templates()
+        self.templates = _templates()
 
     def static(self, name: str) -> HttpReply:
         """A static file.
@@ -118,4 +118,4 @@ class PageRenderer:
         return self._rendered(view.template, {"layout": "live.html", "visit": visit, **view.values})
 
     def _rendered(self, template: str, values: Mapping[str, Any]) -> bytes:
-        return self._templates.get_template(template).render(values).encode("utf-8", "backslashreplace")
+        return self.templates.get_template(template).render(values).encode("utf-8", "backslashreplace")
