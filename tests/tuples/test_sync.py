@@ -119,17 +119,26 @@ def test_calls_beside_a_close_end_as_closed() -> None:
         assert len(refused) == len(callers)
 
 
-class InterruptingClock(ManualClock):
-    """Reading it is like a signal: a handler runs on the main thread, in the middle of a call of the store."""
+class PausingClock(ManualClock):
+    """Who reads it first calls a handler, in the middle of a call of the store."""
 
     handler: Callable[[], object] | None = None
 
     def now(self) -> int:
-        # Signals reach the main thread alone; watches read the clock on a thread of their own, too.
-        if threading.current_thread() is threading.main_thread() and (handler := self.handler) is not None:
+        if (handler := self.handler) is not None and self.may_call():
             self.handler = None
             handler()
         return super().now()
+
+    def may_call(self) -> bool:
+        return True
+
+
+class InterruptingClock(PausingClock):
+    """Reading it is like a signal, which reaches the main thread alone: watches read the clock on one of their own."""
+
+    def may_call(self) -> bool:
+        return threading.current_thread() is threading.main_thread()
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -209,7 +218,7 @@ def test_an_interrupted_write_that_another_thread_commits_is_decided_when_its_ca
         assert is_interrupted.wait(LONGEST_SECONDS)
         has_read.wait(0.2)  # a caller that does not wait for this commit reads now
 
-    clock, earlier = InterruptingClock(), signal.signal(signal.SIGUSR1, interrupt)
+    clock, earlier = PausingClock(), signal.signal(signal.SIGUSR1, interrupt)
     try:
         with keyloft.open_sync(tmp_path / "app.db", clock=clock, sweep_every=None) as kv:
             queue = kv.engine.queue  # type: ignore[attr-defined]

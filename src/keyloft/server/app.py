@@ -221,30 +221,30 @@ class App:
             return unavailable("not connected to NATS")
         try:
             async with asyncio.timeout(limits.HEALTH_SECONDS):
-                engine = await self._db.engine()
-                await engine.read(_PROBE)
-                # A check that fails takes the path of every write, and writes nothing.
-                await engine.commit(Batch((), (Check(_PROBE.space, _PROBE.key, -1),)))
+                await (await self._db.engine()).read(_PROBE)
+                await self._try_to_write()
         except TimeoutError:
             return self._unusable(f"the database has not answered within {limits.HEALTH_SECONDS:g} s")
         except KeyloftError as error:
             # The message may name files and hosts: it belongs in the log.
             logger.warning("the database can't be used: %s", error)
             return self._unusable(f"the database can't be used ({error.code})")
-        servers = self._servers()
-        lines = ["ok", f"store {self._group.store}", *(servers.lines if servers else ())]
+        lines = ["ok", f"store {self._group.store}", *(servers.lines if (servers := self._servers()) else ())]
         body = "".join([f"{line}\n" for line in lines]).encode()
         return HttpReply(body, content_type=TEXT_TYPE, headers=CLOSE)
 
     def _unusable(self, reason: str) -> HttpReply:
-        servers = self._servers()
         # Of one host no more is known than what the reason says: only several are asked again and again.
-        lines = servers.lines if servers is not None and len(servers.hosts) > 1 else ()
+        lines = servers.lines if (servers := self._servers()) is not None and len(servers.hosts) > 1 else ()
         return unavailable("\n".join([reason, *lines]))
 
     def _servers(self) -> ServerHealth | None:
         """What is known of the servers of the database."""
         return None if self._engine is None else self._engine.health()
+
+    async def _try_to_write(self) -> None:
+        """Commit a check that fails: it takes the path of every write, and writes nothing."""
+        await (await self._db.engine()).commit(Batch((), (Check(_PROBE.space, _PROBE.key, -1),)))
 
     # The admin page
 
