@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from threading import RLock
 from typing import Any
 
+from keyloft import limits
+
 
 class ProcessBound:
     """What only the process that opened it may use, until it is closed."""
@@ -16,7 +18,8 @@ class ProcessBound:
     def __init__(self) -> None:
         self.refusal: str | None = None
         """Why it can't be used any more."""
-        _opened.add(self)
+        with _one_fork:
+            _opened.add(self)
 
     @property
     def is_closed(self) -> bool:
@@ -29,19 +32,20 @@ _opened: "weakref.WeakSet[ProcessBound]" = weakref.WeakSet()
 _forking: "list[ExitStack]" = []
 """What was locked for the fork that is under way."""
 _one_fork = RLock()
+"""Held while something is opened, and during a fork."""
 
 
 def _lock_for_fork() -> None:
-    """Wait until no thread is committing to a file. SQLite remembers the locks of its process in memory.
+    """Wait until no thread is committing to a file, if that does not take long: it may wait for another process.
 
-    A child that inherited the lock of a commit could never write to the same file itself.
+    A child that inherits a commit under way can't open that file.
     """
     locked = ExitStack()
     locked.enter_context(_one_fork)
     _forking.append(locked)
-    for opened in [*_opened]:
-        if opened.refusal is None and opened.fork_lock is not None:
-            locked.enter_context(opened.fork_lock)
+    for lock in [opened.fork_lock for opened in _opened if opened.refusal is None and opened.fork_lock is not None]:
+        if lock.acquire(timeout=limits.FORK_SECONDS):
+            locked.callback(lock.release)
 
 
 def _unlock_after_fork() -> None:

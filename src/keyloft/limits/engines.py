@@ -64,6 +64,9 @@ LONG_BATCH_OPERATIONS: Final = 1000
 LOOP_END_SECONDS: Final = 5.0
 """How long the event loop of a synchronous store waits, at its end, for coroutines that it has cancelled."""
 
+FORK_SECONDS: Final = 1.0
+"""How long a fork waits for the commit of another thread."""
+
 WITHDRAWAL_SECONDS: Final = 1.0
 """How long a call that a signal has interrupted waits for another thread that may be committing its batch."""
 

@@ -20,6 +20,7 @@ from keyloft.core.files import create_private
 from keyloft.core.records import Space
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.sqlite import errors, tables
+from keyloft.engines.sqlite.inherited import check_may_open, will_be_inherited
 from keyloft.engines.tables import create_beside
 from keyloft.errors import CannotOpen, DatabaseError, NotADatabase, ReadOnly
 
@@ -57,8 +58,7 @@ class SqliteFile(Struct, frozen=True):
             raise errors.opened_read_only(self.path)
         if not self.in_memory and self.vfs is None:
             create_private(self.path)
-        with self.explained():
-            connection = apsw.Connection(self.path, vfs=self.vfs)
+        connection = self._connect()
         try:
             with self.explained(connection):
                 connection.set_busy_handler(busy_handler())
@@ -79,12 +79,17 @@ class SqliteFile(Struct, frozen=True):
     def open_reader(self, *, cache_mib: int | None = None) -> apsw.Connection:
         """A connection that only reads."""
         flags = apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE
+        connection = self._connect(flags)
         with self.explained():
-            connection = apsw.Connection(self.path, flags=flags, vfs=self.vfs)
             connection.set_busy_timeout(int(limits.BUSY_SECONDS * 1000))
             connection.pragma("query_only", True)
             connection.pragma("cache_size", -1024 * (cache_mib or self.cache_mib))
         return connection
+
+    def _connect(self, flags: int = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE) -> apsw.Connection:
+        check_may_open(self.path)
+        with self.explained():
+            return will_be_inherited(apsw.Connection(self.path, flags=flags, vfs=self.vfs), self.path)
 
     def check_schema(self) -> None:
         """Check that the file is Keyloft's, without writing anything.

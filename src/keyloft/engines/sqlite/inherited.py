@@ -1,0 +1,72 @@
+"""Closes the connections that a child inherits by a fork, so that it may open the same files itself.
+
+SQLite remembers the locks of its process in memory, by file. A child inherits that memory without the locks: its own
+connection to the same file would take none, another process would find the file unused and remove the write-ahead log
+when it closes, and what the child writes afterwards would be lost.
+"""
+
+import os
+import threading
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import apsw
+
+from keyloft.errors import CannotOpen
+
+_paths: "WeakKeyDictionary[apsw.Connection, str]" = WeakKeyDictionary()
+"""Of open connections."""
+_lock = threading.RLock()
+"""Held while a connection is added, and while the process forks."""
+_unusable: set[tuple[int, int]] = set()
+"""Device and inode of the files that were in use by another thread when this process was forked."""
+
+
+def will_be_inherited(connection: apsw.Connection, path: str) -> apsw.Connection:
+    """Have a new connection closed in the children of this process."""
+    with _lock:
+        _paths[connection] = path
+    return connection
+
+
+def check_may_open(path: str) -> None:
+    """Refuse a file that this process can't lock.
+
+    Raises:
+        CannotOpen: A thread of the parent was using it at the moment of the fork.
+    """
+    if _unusable and _identity(path) in _unusable:
+        raise CannotOpen(
+            f"{path}: another thread of the parent process was using this file when this process was forked, so that it "
+            "can't be locked here: fork while no other thread uses the store, or start the process with spawn"
+        )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _close_inherited() -> None:
+    _lock.release()
+    for connection, path in [*_paths.items()]:
+        try:
+            # To roll back would change the write-ahead log's index, which the parent shares and is writing to.
+            if connection.txn_state() != apsw.SQLITE_TXN_WRITE:
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                connection.close(True)
+                continue
+        except apsw.ConnectionClosedError:
+            continue
+        except apsw.Error:  # a thread that the child does not have is using it
+            pass
+        if (identity := _identity(path)) is not None:
+            _unusable.add(identity)
+    _paths.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_close_inherited)
