@@ -229,7 +229,7 @@ class HistoryGone(KeyloftError, code="HISTORY_GONE"):
             why = f"version {version} is above the last one, {latest}: it is of another database, or was never given"
             message = f"{why}; {cure}"
         elif message is None and version >= oldest:
-            why = f"version {version} was given by a primary that a failover has replaced, and is lost"
+            why = f"version {version} was given by another database, or by a primary that a failover has replaced"
             message = f"{why}; {cure}"
         elif message is None:
             why = (

@@ -294,6 +294,8 @@ async def test_a_copy_knows_nothing_of_its_sources_versions(url: str, tmp_path: 
             await anext(aiter(kv.watch(prefix=(), since=seen)))
     with pytest.raises(keyloft.HistoryGone):
         [_ async for _ in admin.changes(url, since=seen)]
+    # A watch that was reporting the copy when it lost its connection names the version before it.
+    assert [change.key for change in await changes_after(url, JUMP - 1)] == [keys.encode(("kept",))]
     # A watch on the target itself goes on over the copy.
     async with keyloft.open(tmp_path / "other.db") as kv:
         before = await kv.set(("own",), 1)

@@ -89,7 +89,7 @@ def test_children_beside_each_other_and_their_parent_lose_nothing(tmp_path: Path
         assert kv.count(prefix=("child",)) == 4
 
 
-async def test_a_child_of_an_async_store_opens_the_file_anew(tmp_path: Path) -> None:
+async def test_a_child_of_an_async_store_opens_the_file_again(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
 
     def child() -> None:
@@ -146,7 +146,7 @@ def test_a_file_to_which_another_thread_writes_at_the_fork_is_refused_in_the_chi
 def test_a_file_that_another_thread_reads_at_the_fork_is_refused_in_the_child(tmp_path: Path) -> None:
     path, is_in_query, may_end = tmp_path / "app.db", threading.Event(), threading.Event()
 
-    def held() -> bool:
+    def held(*_: object) -> bool:
         is_in_query.set()
         return may_end.wait(60)
 

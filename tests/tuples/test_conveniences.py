@@ -437,3 +437,12 @@ async def test_a_closed_store_can_t_be_entered() -> None:
     with pytest.raises(Closed, match="open it again"):
         async with kv:
             pass
+
+
+async def test_the_key_of_an_entry_is_a_value_in_every_store(kv: keyloft.Store) -> None:
+    """As a reference from one entry to another."""
+    for store in (kv, kv.scoped(("app", 7))):
+        await store.set(("to",), 1)
+        key = (await store.get(("to",))).key
+        await store.set(("from",), {"to": key, "all": [key]})
+        assert (await store.get(("from",))).value == {"to": ["to"], "all": [["to"]]}

@@ -9,7 +9,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import accumulate
 from operator import add
 from typing import Any, Final, TypeVar
@@ -107,8 +107,10 @@ def _read_floats(data: bytes) -> tuple[Any, bytes]:
     doubled, too; then all is written after all.
     """
     content = _decode(data)
-    if _encode(_decode(data.translate(_FLOATS_AS_INTS))).count(b'"') == data.count(b'"'):
-        return content, data
+    # An int of very many digits, which stands for such a float, can be out of range.
+    with suppress(msgspec.ValidationError):
+        if _encode(_decode(data.translate(_FLOATS_AS_INTS))).count(b'"') == data.count(b'"'):
+            return content, data
     return content, _encode(content)
 
 

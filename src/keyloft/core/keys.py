@@ -41,6 +41,15 @@ _SIGN, _ALL_BITS = 2**63, 2**64 - 1
 _INVERT = bytes(255 - byte for byte in range(256))
 
 
+class InnerKey(tuple[Part, ...]):
+    """The key of an entry that a scoped or a named store has read; it knows what stands before it in the database.
+
+    The same tuple is another key in another store, so `Atomic.check` accepts such an entry in its own store alone.
+    """
+
+    before: bytes
+
+
 def encode(key: KeyLike, name: str = "key") -> bytes:
     """The bytes of a key that is to be stored or looked up.
 

@@ -17,6 +17,7 @@ import msgspec
 
 from keyloft import limits
 from keyloft.core import integers, json_text
+from keyloft.core.keys import InnerKey
 from keyloft.errors import InvalidValue, InvalidValueType, Undecodable, ValueTooLarge
 
 
@@ -240,7 +241,7 @@ def _plain(value: object, limit: int, most_levels: int) -> object:
             copy: Any
             if isinstance(item, dict):
                 copy, items = {}, iter(item.items())
-            elif isinstance(item, list) or type(item) is tuple:
+            elif isinstance(item, list) or type(item) is tuple or type(item) is InnerKey:
                 copy, items = [], iter(enumerate(item))
             else:
                 inner.add(_plain_scalar(item, around, ints))

@@ -158,7 +158,8 @@ def is_of_group(version: int, base: int, end: int) -> bool:
     Where a copy lets the counter jump, the versions that it passes over were never given here: one of them is a version
     of another database, which tells nothing about what this one has logged.
     """
-    return base < version <= end and version // limits.VERSION_JUMP == end // limits.VERSION_JUMP
+    # The version before a jump stands for the changes up to it: a watch names it while it reports those of the jump.
+    return max(base, end - end % limits.VERSION_JUMP - 2) < version <= end
 
 
 def commit_time(clock: int, last_commit: int, database: str) -> int:

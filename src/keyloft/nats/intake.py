@@ -2,7 +2,7 @@
 
 The path of a message: `receive` (`admission.py`) puts it into its owner's queue, or refuses it if the queue is full.
 What arrives over HTTP takes the same path from `hand_in` on.
-Owners take turns (`turns.py`): an owner's messages are read, and what they ask for is begun. The reply goes to the
+Owners take turns (`scheduler.py`): an owner's messages are read, and what they ask for is begun. The reply goes to the
 outbox, and `end` makes room for the next request.
 """
 

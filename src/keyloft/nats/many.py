@@ -37,7 +37,7 @@ class ManyRequests(Struct, frozen=True):
     """What a message asks for, request by request."""
 
     requests: Sequence[tuple[Operation, Any]]
-    """Each with its operation and its message, as if sent alone; or, of `reads`, what its operation made of it."""
+    """Each with its operation and its message, as if sent alone; or, if it was read already, what was read."""
     in_parts: bool
     """Whether the replies may arrive in several messages."""
     size: int

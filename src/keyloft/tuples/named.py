@@ -14,7 +14,7 @@ from keyloft import limits
 from keyloft.core import keys
 from keyloft.core.engine import Engine, LogWatch, Submission, Verdict, Watch
 from keyloft.core.health import ServerHealth
-from keyloft.core.keys import KeyLike, Part, TupleKey
+from keyloft.core.keys import InnerKey, KeyLike, Part, TupleKey
 from keyloft.core.records import (
     Append,
     Ask,
@@ -51,15 +51,6 @@ def check_name(name: object) -> str:
     raise InvalidArgument(
         f"name: expected 1 to {limits.STORE_NAME_CHARACTERS} characters, each one of A-Z a-z 0-9 . - _"
     )
-
-
-class InnerKey(tuple[Part, ...]):
-    """The key of an entry that a scoped or a named store has read; it knows what stands before it in the database.
-
-    The same tuple is another key in another store, so `Atomic.check` accepts such an entry in its own store alone.
-    """
-
-    before: bytes
 
 
 def origin(key: TupleKey) -> bytes:

@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import asyncpg  # type: ignore[import-untyped,unused-ignore]
@@ -250,7 +251,8 @@ class PostgresServer:
             server_settings=self._settings,
             statement_cache_size=0,
         )
-        connection.get_settings().register_data_types(_ARRAYS)
+        with suppress(AttributeError, KeyError, TypeError, ValueError):  # another asyncpg then asks the server itself
+            connection.get_settings().register_data_types(_ARRAYS)
         return connection
 
     @property

@@ -5,13 +5,16 @@ batch is settled by the rows that it expects, and the statements that write it c
 fewer rows than expected, the transaction is to be rolled back, and the batch settled by what is stored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import apsw
 
 from keyloft.core.records import Address, Batch, Head, Purge, Record, Set, Space
 from keyloft.engines.commit.settle import PutRow, Write
 from keyloft.engines.sqlite.tables import LAYOUTS
+
+_ROWS_PER_CALL: Final = 16
 
 
 class NotAsExpected(Exception):
@@ -41,8 +44,13 @@ def expected_rows(group: Sequence[Batch]) -> dict[Address, Record]:
     return {}
 
 
-def write_expected(cursor: apsw.Cursor, writes: Mapping[Address, Write], expected: Mapping[Address, Record]) -> None:
-    """Write what `settle` has made of the expected rows.
+def write_expected(
+    cursor: apsw.Cursor,
+    writes: Mapping[Address, Write],
+    expected: Mapping[Address, Record],
+    check_time: Callable[[], None],
+) -> None:
+    """Write what `settle` has made of the expected rows; `check_time` is called every few rows, and may raise.
 
     Raises:
         NotAsExpected: Other rows are stored, or are to be written; some of them may be written already.
@@ -65,6 +73,8 @@ def write_expected(cursor: apsw.Cursor, writes: Mapping[Address, Write], expecte
     before = connection.total_changes()
     for space, rows in spaces.items():
         layout = LAYOUTS[space]
-        cursor.executemany(layout.remove_expected, map(layout.bind_expected, rows))
+        for at in range(0, len(rows), _ROWS_PER_CALL):
+            cursor.executemany(layout.remove_expected, map(layout.bind_expected, rows[at : at + _ROWS_PER_CALL]))
+            check_time()
     if connection.total_changes() - before != len(expected):
         raise NotAsExpected

@@ -37,7 +37,7 @@ def check_may_open(path: str) -> None:
     """
     if _unusable and _identity(path) in _unusable:
         raise CannotOpen(
-            f"{path}: another thread of the parent process was using this file when this process was forked, so that it "
+            f"{path}: another thread of the parent process was using this file when this process was forked, so it "
             "can't be locked here: fork while no other thread uses the store, or start the process with spawn"
         )
 

@@ -77,6 +77,11 @@ class UncommittedGroup(Struct, frozen=True):
     """Of a small one, whether its COMMIT restarts the write-ahead log."""
 
 
+def _check_time(deadline: float) -> None:
+    if perf_counter() > deadline:
+        raise _TakesTooLong
+
+
 class _TakesTooLong(Exception):
     """The event loop has no time for this group."""
 
@@ -298,7 +303,7 @@ class SqliteWriter:
         """
         if expects_rows and (expected := expected_rows(group)):
             settled = settle(group, expected, version, now)
-            write_expected(self._cursor, settled.writes, expected)
+            write_expected(self._cursor, settled.writes, expected, lambda: _check_time(deadline))
             return settled
         settled, current = self._settled(group, version, now, deadline)
         if settled.writes:

@@ -76,8 +76,11 @@ class _ThreadedWatch:
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
             threading.Thread(target=self._wait, args=(self._next,), name="keyloft watch", daemon=True).start()
-        changes = await asyncio.shield(self._next)
-        self._next = None
+        try:
+            changes = await asyncio.shield(self._next)
+        finally:
+            if self._next.done():
+                self._next = None
         if changes is None:
             raise StopAsyncIteration
         return changes
