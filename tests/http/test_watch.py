@@ -49,6 +49,32 @@ async def test_keys_are_reported_whole_at_first_and_whenever_one_changed(api: Ru
             assert [entry["value"] for entry in (await each.next())[2]["entries"]] == [1, 2]
 
 
+async def test_a_key_that_is_named_several_times_is_reported_once(api: RunningApi) -> None:
+    await api.put("/v1/kv/a", 1)
+    async with api.watch("&".join(["key=b", *["key=a"] * 900])) as events:
+        await events.next()
+        assert [entry["key"] for entry in (await events.next())[2]["entries"]] == ["b", "a"]
+
+
+@pytest.mark.parametrize("number", [3, limits.HTTP_PAGE_ROWS + 1])
+async def test_keys_whose_values_are_too_large_for_one_event_are_refused(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(limits, "HTTP_REPLY_BYTES", 1000 * (number - 1) + 100)
+    query = "&".join([f"key=n/={each}" for each in range(number)])
+    for each in range(number - 1):
+        await api.put(f"/v1/kv/n/={each}", "x" * 998)
+    async with api.watch(query) as events:
+        assert [(await events.next())[0] for _ in range(2)] == ["ready", "change"]
+        await api.put(f"/v1/kv/n/={number - 1}", "x" * 998)
+        name, _, data = await events.next()
+        assert (name, data["code"]) == ("error", "REPLY_TOO_LARGE")
+        assert (await events.next())[0] == "end"
+    refused = await api.get(f"/v1/watch?{query}")
+    assert problem(refused) == (413, "REPLY_TOO_LARGE")
+    assert "watch fewer keys" in refused.json()["detail"]
+
+
 async def test_a_watch_resumes_where_it_was_without_what_it_knows(api: RunningApi) -> None:
     first = (await api.put("/v1/kv/users/a", 1)).json()["versionstamp"]
     async with AsyncExitStack() as stack:

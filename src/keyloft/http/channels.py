@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core.engine import Engine, Watch
-from keyloft.core.records import Change, Changes, Get, Latest, LogPosition, Scan
-from keyloft.errors import Closed, KeyloftError
+from keyloft.core.records import Change, Changes, Get, Latest, LogPosition, Record, Scan
+from keyloft.errors import Closed, KeyloftError, ReplyTooLarge
 from keyloft.http.problems import is_unexpected, problem_of
 from keyloft.http.wire import WireEntry, shown_key, to_json, wire_entry
 
@@ -85,6 +85,7 @@ class EventChannel:
 
         Raises:
             HistoryGone: The change log does not reach back to `since`.
+            ReplyTooLarge: The values of the keys don't fit one event.
             KeyloftError: The database failed.
         """
         if self._started is None:
@@ -135,6 +136,7 @@ class EventChannel:
     async def _run(self) -> None:
         assert self._started is not None
         try:
+            await self._check_size()
             # Here, and not before: some engines bind a watch to the task that reads it.
             self._watch = watch = self._engine.watch(*self._asks, since=self._since)
             if self._since is not None:
@@ -168,7 +170,18 @@ class EventChannel:
             for listener in list(self.listeners):
                 listener.end()
 
+    async def _check_size(self) -> None:
+        """Refuse many keys with too large values before the engine reads all of them at once."""
+        if len(self._asks) <= limits.HTTP_PAGE_ROWS:
+            return
+        size = 0
+        for at in range(0, len(self._asks), limits.HTTP_PAGE_ROWS):
+            size += _size_of(await self._engine.read(*self._asks[at : at + limits.HTTP_PAGE_ROWS]))
+            _check_fits(size)
+
     def _report(self, changes: Sequence[Change], version: int) -> None:
+        if isinstance(self._asks[0], Get):
+            _check_fits(_size_of([each.record for each in changes]))
         before, self.version = self.version, max(self.version, version)
         entries = [wire_entry(shown_key(each.key), each.record) for each in changes]
         data = as_chunk(change_events(entries, self.version))
@@ -196,6 +209,15 @@ class EventChannel:
         data = as_chunk(event_text("error", None, problem_of(error).reply().body))
         for listener in self.listeners:
             listener.write(data)
+
+
+def _size_of(records: Sequence[Record | None]) -> int:
+    return sum([len(record.value) for record in records if record is not None])
+
+
+def _check_fits(size: int) -> None:
+    if size > limits.HTTP_REPLY_BYTES:
+        raise ReplyTooLarge("key: their values are too large for one event; watch fewer keys")
 
 
 def change_events(entries: Sequence[WireEntry], version: int) -> bytes:

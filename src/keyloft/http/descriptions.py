@@ -264,7 +264,7 @@ WATCH: Final = {
             header("Last-Event-ID", "The same, as browsers send it."),
         ],
         answers={200: answer("Events.", _TEXT, _EVENTS)},
-        refusals=(410,),
+        refusals=(410, 413),
     )
 }
 

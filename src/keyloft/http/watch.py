@@ -181,7 +181,7 @@ def _asks(request: HttpRequest, store: str | None) -> WatchedKeys:
         return (scan,)
     if len(texts) > limits.HTTP_WATCHED_KEYS:
         raise InvalidArgument(f"key: expected at most {limits.HTTP_WATCHED_KEYS:,}; watch a prefix instead")
-    gets = tuple([Get(Space.TUPLES, read_key(text)) for text in texts])
+    gets = tuple(dict.fromkeys([Get(Space.TUPLES, read_key(text)) for text in texts]))
     for get in gets:
         request.token.check_key(store, get.key)
     return gets

@@ -59,7 +59,7 @@ HTTP_BATCH_OPERATIONS: Final = 10_000
 """The most checks and mutations of one /atomic."""
 
 HTTP_REPLY_BYTES: Final = 32 * 1024 * 1024
-"""The most bytes of values in the answer to one /get."""
+"""The most bytes of values in the answer to one /get, and in one event of a watch of keys."""
 
 HTTP_LIST_ENTRIES: Final = 100
 """How many entries a list over HTTP has, unless `limit` says otherwise."""
