@@ -105,6 +105,17 @@ async def test_a_refusal_has_the_code_and_the_message_of_nats(world: ServedOverH
         assert spelt.json()["value"] == "x"
 
 
+async def test_an_operation_that_is_spelt_with_percent_signs_is_none(world: ServedOverHttp) -> None:
+    async with world.http("trivia-writes") as writer, world.http("trivia-reads") as reader, world.http() as admin:
+        before = (await admin.get("/v1/info")).json()["versionstamp"]
+        lease = {"subject": "http.kv.trivia.events.x"}
+        for spelt in ("%77atch", "watc%68", "%67et", "%73et"):
+            refused = await writer.post(f"{PLUGIN}/{spelt}", json=lease)
+            assert (refused.status_code, refused.json()["code"]) == (404, "INVALID_SUBJECT"), spelt
+            assert (await reader.post(f"{PLUGIN}/{spelt}", json=lease)).status_code == 403
+        assert (await admin.get("/v1/info")).json()["versionstamp"] == before
+
+
 class TestScopes:
     ALLOWED: tuple[tuple[str, str, Any], ...] = (
         ("trivia-writes", "plugins/trivia/set", {"key": "k", "value": 1}),

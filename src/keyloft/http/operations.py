@@ -28,10 +28,10 @@ SEMANTIC: Final = "/v1/semantic/{tenant}/{project}"
 Area: TypeAlias = Literal["plugin", "tenant"]
 
 _READS: Final[Mapping[Area, frozenset[str]]] = {
-    "plugin": frozenset({"get", "get_many", "list", "count", "usage", "watch"}),
-    "tenant": frozenset({"get", "list", "audit", "watch"}),
+    "plugin": frozenset({"get", "get_many", "list", "count", "usage"}),
+    "tenant": frozenset({"get", "list", "audit"}),
 }
-"""The operations for which a token that may read is enough."""
+"""The operations for which a token that may read is enough; watches have routes of their own."""
 _READ_BY_DEFAULT: Final = frozenset({"locks", "dead_letters"})
 """Those that read or write, as their field `action` says; without it, they list."""
 _LISTING: Final = (None, "list")
@@ -91,7 +91,8 @@ class OperationHandler:
 
     async def carry_out(self, request: HttpRequest) -> HttpReply:
         """Answer a request for an operation."""
-        names, operation = self.names_of(request), unquote(request.parameter("operation") or "")
+        # Not decoded, as paths are routed: `%77atch` would be `watch` here, which stores a lease.
+        names, operation = self.names_of(request), request.parameter("operation") or ""
         request.expect_query()
         is_read = operation in _READS[self._area]
         self.check_scope(request.token, names, write=not is_read and operation not in _READ_BY_DEFAULT)
