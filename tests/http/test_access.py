@@ -44,6 +44,8 @@ async def statuses(api: RunningApi, token: str) -> list[int]:
         await api.post("/v1/atomic", set_a, token=token),
         await api.post("/v1/atomic", {"checks": [{"key": "b", "versionstamp": None}], **set_a}, token=token),
         await api.post("/v1/atomic", {"mutations": [{"op": "append", "prefix": "", "value": 1}]}, token=token),
+        await api.post("/v1/atomic", {}, token=token),
+        await api.post("/v1/atomic", {"checks": [{"key": "users/none", "versionstamp": None}]}, token=token),
         await api.get("/v1/info", token=token),
     ]
     for answer in done:
@@ -56,15 +58,17 @@ async def test_a_token_reaches_what_its_scopes_name_and_nothing_else() -> None:
     async with running_api(*TOKENS) as api:
         await api.put("/v1/kv/users/a", 0)
         assert await statuses(api, "users-reader") == [
-            *(200, 403, 404, 403, 403, 403, 403, 200, 403, 403, 403, 200, 403, 403, 403, 403, 200)
+            *(200, 403, 404, 403, 403, 403, 403, 200, 403, 403, 403, 200, 403, 403, 403, 403, 403, 403, 200)
         ]
         assert await statuses(api, "users-writer") == [
-            *(200, 200, 404, 403, 403, 403, 403, 200, 403, 403, 200, 200, 403, 200, 403, 403, 200)
+            *(200, 200, 404, 403, 403, 403, 403, 200, 403, 403, 200, 200, 403, 200, 403, 403, 200, 200, 200)
         ]
         assert await statuses(api, "shop-writer") == [
-            *(200, 403, 404, 403, 403, 404, 201, 200, 403, 403, 403, 200, 403, 403, 403, 403, 200)
+            *(200, 403, 404, 403, 403, 404, 201, 200, 403, 403, 403, 200, 403, 403, 403, 403, 403, 403, 200)
         ]
-        assert await statuses(api, "trivia") == [*([403] * 16), 200]
+        assert await statuses(api, "trivia") == [*([403] * 18), 200]
+        assert (await api.post("/v1/db/shop/atomic", {}, token="shop-writer")).status_code == 200
+        assert (await api.post("/v1/db/one/atomic", {}, token="any-shop")).status_code == 403
         assert (await api.get("/v1/db/one/kv/public/a", token="any-shop")).status_code == 404
         assert (await api.get("/v1/db/one/kv/private", token="any-shop")).status_code == 403
         assert (await api.get("/v1/kv/public/a", token="any-shop")).status_code == 403

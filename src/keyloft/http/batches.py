@@ -190,7 +190,7 @@ def read_batch(given: WireBatch, store: str | None, token: AccessToken) -> Batch
 
     Raises:
         InvalidInput: A check or a mutation can't be used; the message names which.
-        NotPermitted: A key is out of the token's scopes.
+        NotPermitted: A key, or a batch without mutations, is out of the token's scopes.
     """
     checks = []
     for at, check in enumerate(given.checks):
@@ -200,6 +200,8 @@ def read_batch(given: WireBatch, store: str | None, token: AccessToken) -> Batch
             None if check.versionstamp is None else read_versionstamp(check.versionstamp, f"checks[{at}].versionstamp")
         )
         checks.append(Check(_TUPLES, key, version))
+    if not given.mutations:
+        token.check_store(store)  # also such a commit takes a versionstamp
     mutations = []
     appends = Counter[bytes]()
     for at, mutation in enumerate(given.mutations):

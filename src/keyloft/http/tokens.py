@@ -129,6 +129,23 @@ class AccessToken(Struct, frozen=True, eq=False):
                 return
         raise self._refusal(write, "all keys of this range; name a prefix that is within its scopes")
 
+    def check_store(self, store: str | None) -> None:
+        """Refuse a commit that names no key, unless the token may write somewhere in the store.
+
+        Raises:
+            NotPermitted: It may not.
+        """
+        if self.is_admin:
+            return
+        for scope in self.scopes:
+            if (
+                scope.may_write
+                and scope.area == "kv"
+                and (scope.name == store or (scope.name == ANY and store is not None))
+            ):
+                return
+        raise self._refusal(True, "in this store")
+
     def check_owner(
         self, area: Literal["plugin", "tenant"], name: str, *, write: bool = False, status: bool = False
     ) -> None:
