@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from keyloft.errors import InvalidArgument
+from keyloft.core.records import Batch, Committed, Conflict
+from keyloft.errors import CommitUnknown, InvalidArgument
 from keyloft.http.failed_logins import FailedLogins
 from keyloft.http.origins import Origins
 from keyloft.http.token_file import ValidTokens, read_token_file
@@ -235,6 +236,7 @@ async def test_writes_and_reads_by_an_admin_leave_a_line_without_values(caplog: 
             await api.send("PATCH", "/v1/kv/users/a", json={"expire_in": 60})
             await api.send("DELETE", "/v1/db/shop/kv/a%0Ab")
             await api.send("DELETE", "/v1/kv?prefix=users")
+            assert problem(await api.send("DELETE", "/v1/db/sh%20op/kv?prefix=users"))[0] == 422
             async with api.watch("key=a&key=b"):
                 pass
     lines = [record.message for record in caplog.records if record.name == "keyloft.audit"]
@@ -253,3 +255,32 @@ async def test_writes_and_reads_by_an_admin_leave_a_line_without_values(caplog: 
         "token admin: watch a b",
     ]
     assert "SECRET" not in caplog.text
+
+
+async def test_a_write_whose_outcome_is_unknown_leaves_a_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "keyloft.audit")
+    async with running_api() as api:
+        engine = api.context.database()
+        commit = engine.commit
+
+        async def losing_the_reply(batch: Batch) -> Committed | Conflict:
+            await commit(batch)
+            raise CommitUnknown("the connection was lost")
+
+        monkeypatch.setattr(engine, "commit", losing_the_reply)
+        for answer in (
+            await api.put("/v1/kv/a", 1),
+            await api.put("/v1/db/shop/kv/a", 1, headers={"if-none-match": "*"}),
+            await api.send("DELETE", "/v1/kv/a"),
+            await api.post("/v1/atomic", {"mutations": [{"op": "set", "key": "b", "value": 1}]}),
+        ):
+            assert problem(answer) == (503, "COMMIT_UNKNOWN")
+    unknown = "the connection to the database was lost: carried out or not"
+    assert [record.message for record in caplog.records if record.name == "keyloft.audit"] == [
+        f"token admin: put a, {unknown}",
+        f"token admin: put a in store shop, {unknown}",
+        f"token admin: delete a, {unknown}",
+        f"token admin: atomic set:b, {unknown}",
+    ]

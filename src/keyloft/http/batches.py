@@ -28,7 +28,7 @@ from keyloft.core.records import (
     Sum,
     Touch,
 )
-from keyloft.errors import InvalidArgument, KeyTooLarge, ReplyTooLarge, VersionConflict
+from keyloft.errors import CommitUnknown, InvalidArgument, KeyTooLarge, ReplyTooLarge, VersionConflict
 from keyloft.http import audit_log
 from keyloft.http.context import HttpContext
 from keyloft.http.descriptions import ATOMIC, GET_MANY
@@ -131,9 +131,14 @@ class KeyBatches:
                 f"checks, mutations: expected at most {limits.HTTP_BATCH_OPERATIONS:,} in all; send several batches"
             )
         batch = read_batch(given, store, request.token)
-        outcome = await commit(engine, batch)
+        shown = map(_shown_mutation, batch.mutations)
+        try:
+            outcome = await commit(engine, batch)
+        except CommitUnknown:
+            audit_log.wrote(request.token, "atomic", store, shown, outcome=audit_log.CONNECTION_LOST)
+            raise
         if isinstance(outcome, Committed):
-            audit_log.wrote(request.token, "atomic", store, map(_shown_mutation, batch.mutations), outcome.version)
+            audit_log.wrote(request.token, "atomic", store, shown, outcome.version)
             body = {
                 "ok": True,
                 "versionstamp": str(outcome.version),

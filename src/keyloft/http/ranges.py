@@ -66,8 +66,9 @@ class KeyRanges:
         selector = selected(request)
         request.token.check_range(store, selector.start, selector.end, write=True)
         prefix, start, end = [request.one(name) for name in _SELECTORS]
-        audit_log.wrote(request.token, "delete range", store, (_shown_range(request),))
-        deleted = await self._context.store(store).delete_range(
+        entries = self._context.store(store)
+        audit_log.wrote(request.token, "delete range", store, (_shown_range(request),))  # it is made in many commits
+        deleted = await entries.delete_range(
             None if prefix is None else read_prefix(prefix),
             start=None if start is None else read_parts(start, "start"),
             end=None if end is None else read_parts(end, "end"),
