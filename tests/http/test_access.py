@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from keyloft.core.records import Batch, Committed, Conflict
 from keyloft.errors import CommitUnknown, InvalidArgument
 from keyloft.http.failed_logins import FailedLogins
 from keyloft.http.origins import Origins
+from keyloft.http.problems import Problem
 from keyloft.http.token_file import ValidTokens, read_token_file
 from keyloft.http.tokens import TokenScope, declaration, new_token
 from tests.http.api import ADMIN_TOKEN, RunningApi, running_api, scoped_token
@@ -113,6 +115,10 @@ async def test_pages_of_other_sites_are_refused_unless_they_are_configured() -> 
         own = await api.get("/v1/info", headers={"origin": f"http://127.0.0.1:{api.port}"})
         assert own.status_code == 200
         assert "access-control-allow-origin" not in own.headers
+        behind_tls = await api.get("/v1/info", headers={"origin": f"https://127.0.0.1:{api.port}"})
+        assert (behind_tls.status_code, behind_tls.headers.get("access-control-allow-origin")) == (200, None)
+        other_port = await api.get("/v1/info", headers={"origin": f"https://127.0.0.1:{api.port + 1}"})
+        assert problem(other_port) == (403, "NOT_PERMITTED")
         asked = {"origin": "https://app.example", "access-control-request-method": "PUT"}
         before = await api.send("OPTIONS", "/v1/kv/a", headers=asked)
         assert before.status_code == 204
@@ -125,6 +131,14 @@ async def test_pages_of_other_sites_are_refused_unless_they_are_configured() -> 
         assert problem(await api.send("OPTIONS", "/v1/kv/a", headers=refused)) == (403, "NOT_PERMITTED")
         missing = await api.get("/v1/kv/nothing", headers={"origin": "https://app.example"})
         assert (missing.status_code, missing.headers["access-control-allow-origin"]) == (404, "https://app.example")
+
+
+def test_a_page_of_http_may_not_call_a_service_of_https() -> None:
+    scope = {"scheme": "https", "server": ("127.0.0.1", 443)}
+    for origin, is_allowed in ((b"https://localhost", True), (b"http://localhost", False)):
+        headers = [(b"host", b"localhost"), (b"origin", origin)]
+        with nullcontext() if is_allowed else pytest.raises(Problem, match="Origin: "):
+            Origins().check({**scope, "headers": headers})
 
 
 async def test_wrong_tokens_are_answered_late_and_right_ones_at_once() -> None:
