@@ -1,6 +1,7 @@
 """Watches over HTTP: events, resuming, many listeners, and listeners that don't read."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -101,6 +102,33 @@ async def test_a_watch_resumes_where_it_was_without_what_it_knows(api: RunningAp
         await api.put("/v1/kv/users/a", 4)
         assert [entry["value"] for entry in (await last.next())[2]["entries"]] == [4]
         assert [entry["value"] for entry in (await keys.next())[2]["entries"]] == [4]
+
+
+async def test_a_client_that_comes_back_for_many_kept_events_is_not_cut_off(api: RunningApi) -> None:
+    octets = {"content-type": "application/octet-stream"}
+    async with api.watch("prefix=big") as stays:
+        await stays.next()
+        first = (await api.put("/v1/kv/big/a", 1)).json()["versionstamp"]
+        await stays.next()
+        for number in range(6):
+            await api.send("PUT", f"/v1/kv/big/={number}", content=bytes(120_000), headers=octets)
+            await stays.next()
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        rest = f"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN_TOKEN}\r\n\r\n"
+        writer.write(f"HEAD /v1/info {rest}".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        for connection in api.listener.table.connections:
+            # So that the events, 960 kB, are far more than it takes at once.
+            sending = connection.transport.get_extra_info("socket")
+            sending.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+        writer.write(f"GET /v1/watch?prefix=big&since={first} {rest}".encode())
+        async with asyncio.timeout(LONGEST_SECONDS):
+            found = b""
+            while found.count(b"event: change") < 6:
+                piece = await reader.read(65_536)
+                assert piece, "the server has ended the connection"
+                found = found[-2_000_000:] + piece
+        writer.transport.abort()
 
 
 async def test_an_expiry_is_an_event_also_for_a_client_that_was_away() -> None:

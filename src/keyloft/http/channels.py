@@ -114,14 +114,14 @@ class EventChannel:
             return False
         start = self.version if since is None else since
         listener.since = start
-        listener.write(as_chunk(event_text("ready", start, b"{}")))
-        if since is None:
+        ready = as_chunk(event_text("ready", start, b"{}"))
+        if since is not None:
+            # In one write: between two of them, the listener would be cut off as one that does not read.
+            listener.write(b"".join([ready, *[event.data for event in self._events if event.concerns(since)]]))
+        else:
+            listener.write(ready)
             if self._current is not None:
                 listener.write(self._current)
-        else:
-            for event in self._events:
-                if event.concerns(since):
-                    listener.write(event.data)
         self.listeners[listener] = None
         self._joined.set()
         return True
