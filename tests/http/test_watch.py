@@ -1,7 +1,9 @@
 """Watches over HTTP: events, resuming, many listeners, and listeners that don't read."""
 
 import asyncio
+import gc
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -153,6 +155,25 @@ async def test_what_is_no_longer_in_the_change_log_is_a_410(api: RunningApi) -> 
         assert (await api.get(f"/v1/watch?{query}")).status_code == 422
     head = await api.send("HEAD", "/v1/watch?prefix=a")
     assert head.headers["content-type"] == "text/event-stream"
+
+
+async def test_watches_that_are_refused_leave_nothing_in_memory(api: RunningApi) -> None:
+    names = [f"key={number}" for number in range(limits.HTTP_WATCHED_KEYS)]
+
+    async def refused(number: int) -> None:
+        query = "&".join([*names[number:], *names[:number]])  # the same keys in another order
+        assert problem(await api.get(f"/v1/db/a%20b/watch?{query}")) == (422, "VALIDATION_ERROR")
+
+    await refused(0)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(1, 51):
+            await refused(number)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 1_000_000  # the keys of one take 60 kB
+    finally:
+        tracemalloc.stop()
 
 
 async def test_many_listeners_share_one_watch_of_the_database(api: RunningApi) -> None:
