@@ -192,10 +192,10 @@ def test_tokens_are_rotated_without_a_restart(tmp_path: Path, caplog: pytest.Log
     file.unlink()
     now += 2
     assert valid.find(second) is not None
-    expired = declaration("old", first, ["admin"], datetime.now(UTC) - timedelta(seconds=1))
-    file.write_text(expired)
-    valid.reload()
-    assert valid.find(first) is None
+    for seconds, is_valid in ((3600, True), (-1, False)):
+        file.write_text(declaration("old", first, ["read:kv"], datetime.now(UTC) + timedelta(seconds=seconds)))
+        valid.reload()
+        assert (valid.find(first) is not None, valid.is_valid(found)) == (is_valid, is_valid)
 
 
 @pytest.mark.parametrize(
