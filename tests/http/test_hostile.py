@@ -5,10 +5,12 @@ import gc
 import re
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
+import trustme
 
 from keyloft import limits
 from keyloft.http.origins import Origins
@@ -235,6 +237,14 @@ async def test_slow_and_idle_clients_are_cut_off(api: RunningApi, monkeypatch: p
         assert {status_of(answer) for answer in await asyncio.gather(*slow)} == {0}
         assert await not_reading() == b""
     assert (await api.get("/v1/info")).status_code == 200
+
+
+async def test_a_client_that_does_not_finish_the_handshake_of_tls_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HTTP_HANDSHAKE_SECONDS", 0.1)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
+    async with running_api(tls=tls) as api:
+        assert await api.raw(b"\x16\x03\x01") == b""
 
 
 async def test_idle_connections_beyond_the_bound_give_way_to_new_ones() -> None:

@@ -109,6 +109,9 @@ HTTP_PIPELINED: Final = 64
 HTTP_REQUEST_SECONDS: Final = 30.0
 """How long a client may take to send a request, from its first byte to its last."""
 
+HTTP_HANDSHAKE_SECONDS: Final = 5.0
+"""How long a client may take for the handshake of TLS."""
+
 HTTP_IDLE_SECONDS: Final = 75.0
 """How long a connection may be idle."""
 
