@@ -10,6 +10,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from keyloft import ManualClock, limits
+from keyloft.core import keys
+from keyloft.core.records import Batch, Committed, Set, Space
+from keyloft.core.values import JSON
 from keyloft.engines import open_engine
 from keyloft.http.token_file import ValidTokens
 from keyloft.http.tokens import admin_token
@@ -147,6 +150,68 @@ async def test_an_expiry_is_an_event_also_for_a_client_that_was_away() -> None:
                 await again.next()
                 assert (await again.next())[2] == gone
     await engine.aclose()
+
+
+async def test_an_expiry_that_is_reported_with_a_put_is_not_withheld_from_who_knows_the_put() -> None:
+    clock = ManualClock()
+    engine = await open_engine(":memory:", clock=clock)
+    async with running_api(engine=engine) as api:
+        await api.put("/v1/kv/s/a?expire_in=10", 1)
+        async with api.watch("prefix=s") as events:
+            await events.next()
+            clock.advance(11)
+            done = await engine.commit(Batch((Set(Space.TUPLES, keys.encode(("s", "b")), b"1", JSON),)))
+            assert isinstance(done, Committed)
+            version = done.version
+            joined = (await events.next())[2]["entries"]
+            assert [(entry["key"], entry["versionstamp"]) for entry in joined] == [("s/a", None), ("s/b", str(version))]
+            async with api.watch(f"prefix=s&since={version}") as again:
+                await again.next()
+                assert (await again.next())[2]["entries"] == joined
+
+
+async def test_who_resumes_before_a_long_commit_gets_all_of_it(api: RunningApi) -> None:
+    known = [(await api.put(f"/v1/kv/n/{number}", 1)).json()["versionstamp"] for number in range(3)]
+    sets = [{"op": "set", "key": f"n/={number}", "value": 1} for number in range(2500)]  # several slices of the log
+    version = int((await api.post("/v1/atomic", {"mutations": sets})).json()["versionstamp"])
+    async with AsyncExitStack() as stack:
+        for since, expected in ((known[0], 2502), (known[2], 2500), (known[1], 2501)):
+            events = await stack.enter_async_context(api.watch(f"prefix=n&since={since}"))  # all on one channel
+            found: set[str] = set()
+            reached = (await events.next())[1]
+            while reached != version:
+                _, last, data = await events.next()
+                reached = last or reached
+                found |= {entry["key"] for entry in data["entries"]}
+            assert len(found) >= expected
+
+
+async def test_a_key_that_was_absent_before_is_no_news_to_who_resumes(api: RunningApi) -> None:
+    async with api.watch("key=a&key=absent") as stays:
+        assert [(await stays.next())[0] for _ in range(2)] == ["ready", "change"]
+        version = (await api.put("/v1/kv/a", 1)).json()["versionstamp"]
+        await stays.next()
+        async with api.watch(f"key=a&key=absent&since={version}") as resumed:
+            await resumed.next()
+            await api.put("/v1/kv/a", 2)
+            assert (await resumed.next())[2]["entries"][0]["value"] == 2
+
+
+async def test_an_old_absence_is_not_reported_to_who_knows_a_later_version() -> None:
+    clock = ManualClock()
+    engine = await open_engine(":memory:", clock=clock)
+    async with running_api(engine=engine) as api:
+        await api.put("/v1/kv/s/a?expire_in=10", 1)
+        async with api.watch("prefix=s") as events:
+            await events.next()
+            clock.advance(11)
+            await events.next()
+            version = (await api.put("/v1/kv/s/a", 2)).json()["versionstamp"]
+            await events.next()
+            async with api.watch(f"prefix=s&since={version}") as again:
+                await again.next()
+                await api.put("/v1/kv/s/b", 3)
+                assert [entry["key"] for entry in (await again.next())[2]["entries"]] == ["s/b"]
 
 
 async def test_what_is_no_longer_in_the_change_log_is_a_410(api: RunningApi) -> None:

@@ -30,19 +30,20 @@ HEARTBEAT: Final = b"3\r\n:\n\n\r\n"
 class KeptEvent(Struct, frozen=True):
     """An event as it is sent."""
 
-    before: int
-    """The version that was reached before it."""
     version: int
     """The version that is reached with it."""
+    may_be_news: bool
+    """Whether a listener that knows this version may not know the event: an expiry has no version of its own, and a
+    part of a long commit is reported with the version before it."""
     data: bytes
     """One chunk of the body: all listeners share its bytes."""
 
     def concerns(self, since: int) -> bool:
         """Whether a listener that knows all up to a version needs it.
 
-        An expiry is reported without a version of its own: it may be new to a listener that knows this version.
+        One that knows a later version does not: the keys may have other entries since.
         """
-        return self.version > since or self.before == self.version
+        return self.version > since or (self.may_be_news and self.version == since)
 
 
 class EventListener:
@@ -67,6 +68,8 @@ class EventChannel:
         self._kept_bytes = 0
         self._current: bytes | None = None
         """Of keys: the last event, which has the state of all of them."""
+        self._absent: frozenset[bytes] = frozenset()
+        """Of keys: those without an entry in that event."""
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] | None = None
         self._first_kept = 0
@@ -182,19 +185,20 @@ class EventChannel:
     def _report(self, changes: Sequence[Change], version: int) -> None:
         if isinstance(self._asks[0], Get):
             _check_fits(_size_of([each.record for each in changes]))
-        before, self.version = self.version, max(self.version, version)
+        self.version = max(self.version, version)
+        absent = frozenset([each.key for each in changes if each.record is None])
         entries = [wire_entry(shown_key(each.key), each.record) for each in changes]
         data = as_chunk(change_events(entries, self.version))
-        event = KeptEvent(before, self.version, data)
+        is_part = any([each.record is not None and each.record.version > self.version for each in changes])
+        event = KeptEvent(self.version, is_part or not absent <= self._absent, data)
         if isinstance(self._asks[0], Get):
-            self._current = data
+            self._current, self._absent = data, absent
         self._events.append(event)
         self._kept_bytes += len(data)
         while len(self._events) > limits.HTTP_KEPT_EVENTS or self._kept_bytes > limits.HTTP_KEPT_EVENT_BYTES:
             oldest = self._events.popleft()
             self._kept_bytes -= len(oldest.data)
-            # An expiry has no version of its own: a listener that knows this version may not know the expiry.
-            self._first_kept = oldest.version + (oldest.before == oldest.version)
+            self._first_kept = oldest.version + oldest.may_be_news
         for listener in list(self.listeners):
             if event.concerns(listener.since):
                 listener.write(data)
