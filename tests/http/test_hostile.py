@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
+import httpx
 import pytest
 import trustme
 
@@ -195,6 +196,31 @@ async def test_a_body_is_refused_before_it_was_sent(api: RunningApi) -> None:
     await reader.readuntil(b"\r\n\r\n")
     async with asyncio.timeout(LONGEST_SECONDS):
         await cut_off(writer)  # what is sent all the same is dropped, up to a bound
+
+
+async def test_bodies_that_arrive_are_bounded_together(api: RunningApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HTTP_ARRIVING_BYTES", 2_500_000)
+    octets = b"%bContent-Type: application/octet-stream\r\nContent-Length: 1000000\r\n\r\nx" % HEAD
+    unfinished = []
+    for _ in range(2):
+        _, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(b"PUT /v1/kv/a HTTP/1.1\r\n" + octets)
+        unfinished.append(writer)
+
+    async def large() -> httpx.Response:
+        headers = {"content-type": "application/octet-stream"}
+        return await api.send("PUT", "/v1/kv/large", content=bytes(1_000_000), headers=headers)
+
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while (answer := await large()).status_code != 429:
+            assert answer.status_code in (200, 201)  # the others have not begun to arrive
+        assert problem(answer) == (429, "BUSY")
+        assert answer.headers["retry-after"] == "1"
+        assert (await api.put("/v1/kv/small", 1)).status_code == 201
+        for writer in unfinished:
+            writer.transport.abort()
+        while (await large()).status_code == 429:
+            await asyncio.sleep(0.01)
 
 
 async def test_slow_and_idle_clients_are_cut_off(api: RunningApi, monkeypatch: pytest.MonkeyPatch) -> None:

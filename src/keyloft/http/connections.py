@@ -5,7 +5,8 @@ versions, and the tests of tests/http/test_hostile.py fail if one of these bound
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from keyloft import limits
-from keyloft.errors import IncompatibleLibrary
+from keyloft.errors import Busy, IncompatibleLibrary
 from keyloft.http.meters import UNKNOWN, HttpMeters
 from keyloft.http.problems import Problem
 
@@ -73,6 +74,7 @@ class ConnectionTable(ServerState):
         self._receiving: dict[HttpConnection, float] = {}
         self._unsent: dict[HttpConnection, _Unread] = {}
         self._unsent_bytes, self._summed_at = 0, 0.0
+        self._arriving_bytes = 0
         self.meters = meters
 
     def has_room(self) -> bool:
@@ -101,6 +103,21 @@ class ConnectionTable(ServerState):
         """The request is complete, and is being answered."""
         self._receiving.pop(connection, None)
         self._idle.pop(connection, None)
+
+    @contextmanager
+    def arriving(self, size: int) -> Iterator[None]:
+        """Count a body while it arrives, by the most bytes that it may have.
+
+        Raises:
+            Busy: Too much arrives at a time.
+        """
+        if self._arriving_bytes + size > limits.HTTP_ARRIVING_BYTES:
+            raise Busy("body: too much arrives at a time; try again later")
+        self._arriving_bytes += size
+        try:
+            yield
+        finally:
+            self._arriving_bytes -= size
 
     def unsent(self, connection: "HttpConnection") -> None:
         """A response is complete, and its client has not read all of it yet."""

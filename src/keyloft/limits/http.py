@@ -52,6 +52,9 @@ HTTP_SMALL_BODY_BYTES: Final = 4096
 HTTP_BODY_BYTES: Final = 8 * 1024 * 1024
 """The largest body that holds several keys or values."""
 
+HTTP_ARRIVING_BYTES: Final = 256 * 1024 * 1024
+"""The most bytes of bodies that arrive at a time, by their declared sizes; beyond, further ones are refused."""
+
 HTTP_GET_KEYS: Final = 1000
 """The most keys of one /get."""
 
