@@ -386,7 +386,7 @@ async def test_large_answers_are_made_only_while_clients_read_them(
     for number in range(8):
         await api.put(f"/v1/kv/large/={number}", "x" * 1_000_000)
     monkeypatch.setattr(limits, "HTTP_FULL_BYTES", 4_000_000)
-    monkeypatch.setattr(limits, "HTTP_STILL_LOOKS", 15)
+    monkeypatch.setattr(limits, "HTTP_STILL_CHECKS", 15)
     body = b'{"keys":[%b]}' % b",".join([b'"large/=%d"' % number for number in range(8)])
     request = b"POST /v1/get HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (HEAD, len(body), body)
     loop, unread = asyncio.get_running_loop(), []

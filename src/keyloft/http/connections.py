@@ -46,13 +46,13 @@ def check_uvicorn() -> None:
 class _Unread:
     """What a client has not read of complete responses."""
 
-    __slots__ = ("looks", "since", "size")
+    __slots__ = ("checks", "since", "size")
 
     def __init__(self, now: float) -> None:
         self.since = now
         self.size = 0
-        self.looks = 0
-        """How often it was looked since its client has read something."""
+        self.checks = 0
+        """How many checks in a row found nothing read."""
 
 
 class ConnectionTable(ServerState):
@@ -137,7 +137,7 @@ class ConnectionTable(ServerState):
             self._summed_at = now
             for connection, unread in self._unsent.items():
                 size = _unsent_bytes(connection)
-                unread.looks = 0 if size < unread.size else unread.looks + 1
+                unread.checks = 0 if size < unread.size else unread.checks + 1
                 unread.size = size
             self._unsent_bytes = sum([unread.size for unread in self._unsent.values()])
         return self._unsent_bytes > limits.HTTP_FULL_BYTES
@@ -145,8 +145,8 @@ class ConnectionTable(ServerState):
     async def room(self) -> None:
         """Wait until a further large response may be made; clients that don't read are cut off within seconds."""
         while self.is_full():  # transports have no event for what they have sent
-            most = limits.HTTP_STILL_LOOKS
-            for connection in [each for each, unread in self._unsent.items() if unread.size and unread.looks > most]:
+            most = limits.HTTP_STILL_CHECKS
+            for connection in [each for each, unread in self._unsent.items() if unread.size and unread.checks > most]:
                 connection.abort()
             await asyncio.sleep(limits.HTTP_FULL_PAUSE_SECONDS)
 

@@ -42,7 +42,7 @@ class TokenScope(Struct, frozen=True):
     start: bytes = b""
     """In a store: the encoded key that it covers, with all keys below."""
     shows_values: bool = True
-    """False of `status:`, with which the admin page shows all but values, and the API nothing."""
+    """False of `status:`, with which the admin page shows all but values, and the API `/v1/info` alone."""
 
     @property
     def end(self) -> bytes:

@@ -131,10 +131,10 @@ HTTP_FULL_BYTES: Final = 64 * 1024 * 1024
 """While clients have not read more bytes than this, no further large response is made; those who ask for one wait."""
 
 HTTP_FULL_PAUSE_SECONDS: Final = 0.02
-"""How often it is looked whether they have read enough meanwhile."""
+"""The pause between two checks whether they have read enough meanwhile."""
 
-HTTP_STILL_LOOKS: Final = 25
-"""A client that has read nothing between so many looks, half a second, is cut off while others wait. Not by time: while
+HTTP_STILL_CHECKS: Final = 25
+"""A client that has read nothing in so many checks, half a second, is cut off while others wait. Not by time: while
 the event loop is busy, nothing is sent."""
 
 HTTP_LARGE_VALUE_BYTES: Final = 64 * 1024
@@ -186,7 +186,7 @@ HTTP_TOKEN_CHARACTERS: Final = 16
 """The shortest token that a person may choose."""
 
 HTTP_TOKENS_SECONDS: Final = 1.0
-"""How often the file of tokens is looked at, at most."""
+"""The least pause between two checks whether the file of tokens has changed."""
 
 HTTP_FREE_LOGINS: Final = 5
 """How many wrong tokens of an address are answered at once."""
