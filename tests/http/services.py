@@ -62,8 +62,10 @@ class ServedOverHttp:
 
 
 @asynccontextmanager
-async def services(nats_url: str, path: Path, *, bounds: IntakeBounds | None = None) -> AsyncIterator[ServedOverHttp]:
-    """Both services on a new database file."""
+async def services(
+    nats_url: str, path: Path, *, bounds: IntakeBounds | None = None, **options: Any
+) -> AsyncIterator[ServedOverHttp]:
+    """Both services on a new database file; the options are those of the service for plugins."""
     tokens = [scoped_token(name, *scopes) for name, scopes in SCOPES.items()]
     async with AsyncExitStack() as closing:
         client = await connect(nats_url, name="http")
@@ -71,7 +73,8 @@ async def services(nats_url: str, path: Path, *, bounds: IntakeBounds | None = N
         db = await closing.enter_async_context(BotDatabase(path))
         engine = await db.engine()
         store = await closing.enter_async_context(SemanticStore(Store(engine), sweep_every=None))
-        plugins = await closing.enter_async_context(DatabaseService(client, db, prefixes=[KV], bounds=bounds))
+        service = DatabaseService(client, db, prefixes=[KV], bounds=bounds, **options)
+        plugins = await closing.enter_async_context(service)
         semantic = await closing.enter_async_context(SemanticService(client, store, prefix=SEMANTIC, bounds=bounds))
         api = await closing.enter_async_context(running_api(*tokens, engine=engine))
         yield ServedOverHttp(api, client, db, plugins, semantic)

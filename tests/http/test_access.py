@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from keyloft.errors import InvalidArgument
+from keyloft.core.records import Batch, Committed, Conflict
+from keyloft.errors import CommitUnknown, InvalidArgument
 from keyloft.http.failed_logins import FailedLogins
 from keyloft.http.origins import Origins
+from keyloft.http.problems import Problem
 from keyloft.http.token_file import ValidTokens, read_token_file
 from keyloft.http.tokens import TokenScope, declaration, new_token
 from tests.http.api import ADMIN_TOKEN, RunningApi, running_api, scoped_token
@@ -44,6 +47,8 @@ async def statuses(api: RunningApi, token: str) -> list[int]:
         await api.post("/v1/atomic", set_a, token=token),
         await api.post("/v1/atomic", {"checks": [{"key": "b", "versionstamp": None}], **set_a}, token=token),
         await api.post("/v1/atomic", {"mutations": [{"op": "append", "prefix": "", "value": 1}]}, token=token),
+        await api.post("/v1/atomic", {}, token=token),
+        await api.post("/v1/atomic", {"checks": [{"key": "users/none", "versionstamp": None}]}, token=token),
         await api.get("/v1/info", token=token),
     ]
     for answer in done:
@@ -56,15 +61,17 @@ async def test_a_token_reaches_what_its_scopes_name_and_nothing_else() -> None:
     async with running_api(*TOKENS) as api:
         await api.put("/v1/kv/users/a", 0)
         assert await statuses(api, "users-reader") == [
-            *(200, 403, 404, 403, 403, 403, 403, 200, 403, 403, 403, 200, 403, 403, 403, 403, 200)
+            *(200, 403, 404, 403, 403, 403, 403, 200, 403, 403, 403, 200, 403, 403, 403, 403, 403, 403, 200)
         ]
         assert await statuses(api, "users-writer") == [
-            *(200, 200, 404, 403, 403, 403, 403, 200, 403, 403, 200, 200, 403, 200, 403, 403, 200)
+            *(200, 200, 404, 403, 403, 403, 403, 200, 403, 403, 200, 200, 403, 200, 403, 403, 200, 200, 200)
         ]
         assert await statuses(api, "shop-writer") == [
-            *(200, 403, 404, 403, 403, 404, 201, 200, 403, 403, 403, 200, 403, 403, 403, 403, 200)
+            *(200, 403, 404, 403, 403, 404, 201, 200, 403, 403, 403, 200, 403, 403, 403, 403, 403, 403, 200)
         ]
-        assert await statuses(api, "trivia") == [*([403] * 16), 200]
+        assert await statuses(api, "trivia") == [*([403] * 18), 200]
+        assert (await api.post("/v1/db/shop/atomic", {}, token="shop-writer")).status_code == 200
+        assert (await api.post("/v1/db/one/atomic", {}, token="any-shop")).status_code == 403
         assert (await api.get("/v1/db/one/kv/public/a", token="any-shop")).status_code == 404
         assert (await api.get("/v1/db/one/kv/private", token="any-shop")).status_code == 403
         assert (await api.get("/v1/kv/public/a", token="any-shop")).status_code == 403
@@ -108,9 +115,14 @@ async def test_pages_of_other_sites_are_refused_unless_they_are_configured() -> 
         own = await api.get("/v1/info", headers={"origin": f"http://127.0.0.1:{api.port}"})
         assert own.status_code == 200
         assert "access-control-allow-origin" not in own.headers
+        behind_tls = await api.get("/v1/info", headers={"origin": f"https://127.0.0.1:{api.port}"})
+        assert (behind_tls.status_code, behind_tls.headers.get("access-control-allow-origin")) == (200, None)
+        other_port = await api.get("/v1/info", headers={"origin": f"https://127.0.0.1:{api.port + 1}"})
+        assert problem(other_port) == (403, "NOT_PERMITTED")
         asked = {"origin": "https://app.example", "access-control-request-method": "PUT"}
         before = await api.send("OPTIONS", "/v1/kv/a", headers=asked)
         assert before.status_code == 204
+        assert not {"content-length", "content-type", "transfer-encoding"} & {*before.headers}
         assert "PUT" in before.headers["access-control-allow-methods"]
         assert "if-match" in before.headers["access-control-allow-headers"]
         made = await api.put("/v1/kv/a", 1, headers={"origin": "https://app.example"})
@@ -120,6 +132,14 @@ async def test_pages_of_other_sites_are_refused_unless_they_are_configured() -> 
         assert problem(await api.send("OPTIONS", "/v1/kv/a", headers=refused)) == (403, "NOT_PERMITTED")
         missing = await api.get("/v1/kv/nothing", headers={"origin": "https://app.example"})
         assert (missing.status_code, missing.headers["access-control-allow-origin"]) == (404, "https://app.example")
+
+
+def test_a_page_of_http_may_not_call_a_service_of_https() -> None:
+    scope = {"scheme": "https", "server": ("127.0.0.1", 443)}
+    for origin, is_allowed in ((b"https://localhost", True), (b"http://localhost", False)):
+        headers = [(b"host", b"localhost"), (b"origin", origin)]
+        with nullcontext() if is_allowed else pytest.raises(Problem, match="Origin: "):
+            Origins().check({**scope, "headers": headers})
 
 
 async def test_wrong_tokens_are_answered_late_and_right_ones_at_once() -> None:
@@ -173,10 +193,10 @@ def test_tokens_are_rotated_without_a_restart(tmp_path: Path, caplog: pytest.Log
     file.unlink()
     now += 2
     assert valid.find(second) is not None
-    expired = declaration("old", first, ["admin"], datetime.now(UTC) - timedelta(seconds=1))
-    file.write_text(expired)
-    valid.reload()
-    assert valid.find(first) is None
+    for seconds, is_valid in ((3600, True), (-1, False)):
+        file.write_text(declaration("old", first, ["read:kv"], datetime.now(UTC) + timedelta(seconds=seconds)))
+        valid.reload()
+        assert (valid.find(first) is not None, valid.is_valid(found)) == (is_valid, is_valid)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +251,7 @@ async def test_writes_and_reads_by_an_admin_leave_a_line_without_values(caplog: 
             await api.send("PATCH", "/v1/kv/users/a", json={"expire_in": 60})
             await api.send("DELETE", "/v1/db/shop/kv/a%0Ab")
             await api.send("DELETE", "/v1/kv?prefix=users")
+            assert problem(await api.send("DELETE", "/v1/db/sh%20op/kv?prefix=users"))[0] == 422
             async with api.watch("key=a&key=b"):
                 pass
     lines = [record.message for record in caplog.records if record.name == "keyloft.audit"]
@@ -249,3 +270,32 @@ async def test_writes_and_reads_by_an_admin_leave_a_line_without_values(caplog: 
         "token admin: watch a b",
     ]
     assert "SECRET" not in caplog.text
+
+
+async def test_a_write_whose_outcome_is_unknown_leaves_a_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "keyloft.audit")
+    async with running_api() as api:
+        engine = api.context.database()
+        commit = engine.commit
+
+        async def losing_the_reply(batch: Batch) -> Committed | Conflict:
+            await commit(batch)
+            raise CommitUnknown("the connection was lost")
+
+        monkeypatch.setattr(engine, "commit", losing_the_reply)
+        for answer in (
+            await api.put("/v1/kv/a", 1),
+            await api.put("/v1/db/shop/kv/a", 1, headers={"if-none-match": "*"}),
+            await api.send("DELETE", "/v1/kv/a"),
+            await api.post("/v1/atomic", {"mutations": [{"op": "set", "key": "b", "value": 1}]}),
+        ):
+            assert problem(answer) == (503, "COMMIT_UNKNOWN")
+    unknown = "the connection to the database was lost: carried out or not"
+    assert [record.message for record in caplog.records if record.name == "keyloft.audit"] == [
+        f"token admin: put a, {unknown}",
+        f"token admin: put a in store shop, {unknown}",
+        f"token admin: delete a, {unknown}",
+        f"token admin: atomic set:b, {unknown}",
+    ]

@@ -136,6 +136,12 @@ async def test_a_program_moves_from_a_file_to_a_service_by_its_url(kv: Store, tm
         assert await program(kv) == await program(file)
 
 
+async def test_a_key_that_is_watched_twice_is_reported_twice(kv: Store) -> None:
+    await kv.set(("a",), 1)
+    async with asyncio.timeout(30), kv.watch(("a",), ("b",), ("a",)) as watch:
+        assert [entry.value for entry in await anext(watch)] == [1, None, 1]
+
+
 async def test_every_key_and_value_comes_back_equal(kv: Store) -> None:
     watch = kv.watch(prefix=("watched",))
     for key in KEYS:

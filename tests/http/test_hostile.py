@@ -5,10 +5,13 @@ import gc
 import re
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
+import httpx
 import pytest
+import trustme
 
 from keyloft import limits
 from keyloft.http.origins import Origins
@@ -195,6 +198,31 @@ async def test_a_body_is_refused_before_it_was_sent(api: RunningApi) -> None:
         await cut_off(writer)  # what is sent all the same is dropped, up to a bound
 
 
+async def test_bodies_that_arrive_are_bounded_together(api: RunningApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HTTP_ARRIVING_BYTES", 2_500_000)
+    octets = b"%bContent-Type: application/octet-stream\r\nContent-Length: 1000000\r\n\r\nx" % HEAD
+    unfinished = []
+    for _ in range(2):
+        _, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(b"PUT /v1/kv/a HTTP/1.1\r\n" + octets)
+        unfinished.append(writer)
+
+    async def large() -> httpx.Response:
+        headers = {"content-type": "application/octet-stream"}
+        return await api.send("PUT", "/v1/kv/large", content=bytes(1_000_000), headers=headers)
+
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while (answer := await large()).status_code != 429:
+            assert answer.status_code in (200, 201)  # the others have not begun to arrive
+        assert problem(answer) == (429, "BUSY")
+        assert answer.headers["retry-after"] == "1"
+        assert (await api.put("/v1/kv/small", 1)).status_code == 201
+        for writer in unfinished:
+            writer.transport.abort()
+        while (await large()).status_code == 429:
+            await asyncio.sleep(0.01)
+
+
 async def test_slow_and_idle_clients_are_cut_off(api: RunningApi, monkeypatch: pytest.MonkeyPatch) -> None:
     large = {"mutations": [{"op": "set", "key": f"large/={number}", "value": "x" * 1_000_000} for number in range(7)]}
     await api.post("/v1/atomic", large)
@@ -235,6 +263,14 @@ async def test_slow_and_idle_clients_are_cut_off(api: RunningApi, monkeypatch: p
         assert {status_of(answer) for answer in await asyncio.gather(*slow)} == {0}
         assert await not_reading() == b""
     assert (await api.get("/v1/info")).status_code == 200
+
+
+async def test_a_client_that_does_not_finish_the_handshake_of_tls_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HTTP_HANDSHAKE_SECONDS", 0.1)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
+    async with running_api(tls=tls) as api:
+        assert await api.raw(b"\x16\x03\x01") == b""
 
 
 async def test_idle_connections_beyond_the_bound_give_way_to_new_ones() -> None:
@@ -350,7 +386,7 @@ async def test_large_answers_are_made_only_while_clients_read_them(
     for number in range(8):
         await api.put(f"/v1/kv/large/={number}", "x" * 1_000_000)
     monkeypatch.setattr(limits, "HTTP_FULL_BYTES", 4_000_000)
-    monkeypatch.setattr(limits, "HTTP_STILL_LOOKS", 15)
+    monkeypatch.setattr(limits, "HTTP_STILL_CHECKS", 15)
     body = b'{"keys":[%b]}' % b",".join([b'"large/=%d"' % number for number in range(8)])
     request = b"POST /v1/get HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (HEAD, len(body), body)
     loop, unread = asyncio.get_running_loop(), []

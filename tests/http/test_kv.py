@@ -45,11 +45,11 @@ async def test_an_entry_is_stored_read_and_deleted(api: RunningApi) -> None:
 
 async def test_a_client_that_has_the_entry_gets_no_body(api: RunningApi) -> None:
     tag = (await api.put("/v1/kv/a", 1)).headers["etag"]
-    for known in (tag, f'"1", W/{tag}', "*"):
+    for known in (tag, f'"1", W/{tag}', "*", "*, *", '"1", *'):
         answer = await api.get("/v1/kv/a", headers={"if-none-match": known})
         assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
     assert (await api.get("/v1/kv/a", headers={"if-none-match": '"1"'})).status_code == 200
-    for foreign in ("seven", '"seven"', tag.strip('"'), f'"0{tag[1:]}', '""', '"', "W/", f'{tag[:-1]}0"', "*, *"):
+    for foreign in ("seven", '"seven"', tag.strip('"'), f'"0{tag[1:]}', '""', '"', "W/", f'{tag[:-1]}0"', '"1,*,2"'):
         assert (await api.get("/v1/kv/a", headers={"if-none-match": foreign})).status_code == 200, foreign
     assert (await api.get("/v1/kv/a", headers={"if-match": tag})).status_code == 200
     assert problem(await api.get("/v1/kv/a", headers={"if-match": '"1"'})) == (412, "VERSION_CONFLICT")
@@ -102,6 +102,10 @@ async def test_conditions_may_be_divided_among_several_headers(api: RunningApi) 
 
     assert await put(("if-match", '"998"'), ("if-match", '"999"')) == 412
     assert await put(("if-match", "*"), ("if-none-match", "*")) == 412
+    for others in ("*", '"5"', "", "seven"):
+        assert await put(("if-none-match", "*"), ("if-none-match", others)) == 412
+        assert await put(("if-none-match", f"{others}, *")) == 412
+    assert await put(("if-match", "*"), ("if-match", "*")) == 412
     assert await put(("if-match", tag), ("if-none-match", tag)) == 412
     assert await put(("if-match", "*"), ("if-none-match", '"999"')) == 200
     tag = (await api.get("/v1/kv/a")).headers["etag"]

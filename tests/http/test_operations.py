@@ -105,6 +105,17 @@ async def test_a_refusal_has_the_code_and_the_message_of_nats(world: ServedOverH
         assert spelt.json()["value"] == "x"
 
 
+async def test_an_operation_that_is_spelt_with_percent_signs_is_none(world: ServedOverHttp) -> None:
+    async with world.http("trivia-writes") as writer, world.http("trivia-reads") as reader, world.http() as admin:
+        before = (await admin.get("/v1/info")).json()["versionstamp"]
+        lease = {"subject": "http.kv.trivia.events.x"}
+        for spelt in ("%77atch", "watc%68", "%67et", "%73et"):
+            refused = await writer.post(f"{PLUGIN}/{spelt}", json=lease)
+            assert (refused.status_code, refused.json()["code"]) == (404, "INVALID_SUBJECT"), spelt
+            assert (await reader.post(f"{PLUGIN}/{spelt}", json=lease)).status_code == 403
+        assert (await admin.get("/v1/info")).json()["versionstamp"] == before
+
+
 class TestScopes:
     ALLOWED: tuple[tuple[str, str, Any], ...] = (
         ("trivia-writes", "plugins/trivia/set", {"key": "k", "value": 1}),
@@ -150,12 +161,30 @@ async def test_writes_and_reads_by_an_admin_are_in_the_audit_log_without_values(
         await plugin.post(f"{PLUGIN}/get", json={"key": "quiet"})
         await admin.post(f"{PLUGIN}/get", json={"key": "shown"})
         await admin.post(f"{PLUGIN}/set", json={"key": "refused"})
+        await admin.post(f"{PLUGIN}/set", json={"key": "a", "value": "secret", "if_absent": True})
+        await admin.post(f"{PLUGIN}/set", json={"key": "absent", "value": 1, "expected_version": 1})
     lines = [record.getMessage() for record in caplog.records if record.name == "keyloft.audit"]
-    assert len(lines) == 2, lines
+    assert len(lines) == 3, lines
     assert "trivia-writes" in lines[0]
     assert "set_many of plugin trivia a b\\n" in lines[0]
     assert "get of plugin trivia shown" in lines[1]
+    assert lines[2] == "token admin: read of plugin trivia a", "the refusal shows the entry"
     assert "secret" not in str(lines)
+
+
+async def test_a_write_that_the_database_does_not_finish_in_time_leaves_a_line(
+    nats_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "keyloft.audit")
+    async with (
+        services(nats_url, tmp_path / "bot.db", deadline=0.3) as world,
+        world.http("trivia-writes") as http,
+        world.locked(),
+    ):
+        late = await http.post(f"{PLUGIN}/set", json={"key": "k", "value": 1})
+    assert (late.status_code, late.json()["code"]) == (503, "DATABASE_ERROR")
+    [line] = [record.getMessage() for record in caplog.records if record.name == "keyloft.audit"]
+    assert line == "token trivia-writes: set of plugin trivia k, the database failed: carried out or not"
 
 
 class TestOneOwnersRequests:
@@ -197,7 +226,10 @@ class TestOneOwnersRequests:
             await asyncio.gather(*flooding)
 
 
-async def test_the_request_of_a_client_that_goes_away_is_not_carried_out(world: ServedOverHttp) -> None:
+async def test_the_request_of_a_client_that_goes_away_is_not_carried_out(
+    world: ServedOverHttp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "keyloft.audit")
     body = b'{"key":"late","value":1}'
     head = f"POST {PLUGIN}/set HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer trivia-writes\r\n"
     async with world.locked():
@@ -210,6 +242,8 @@ async def test_the_request_of_a_client_that_goes_away_is_not_carried_out(world: 
         await until(lambda: world.plugins.unanswered == 1)
     await until(lambda: world.plugins.unanswered == 0)
     assert (await world.db.kv_list("trivia"))["keys"] == ["first"]
+    [line] = [record.getMessage() for record in caplog.records if record.name == "keyloft.audit"]
+    assert line == "token trivia-writes: set of plugin trivia late, its client hung up: carried out or not"
 
 
 async def test_while_the_service_is_not_up_a_client_learns_when_to_come_back(world: ServedOverHttp) -> None:

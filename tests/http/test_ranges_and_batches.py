@@ -53,6 +53,22 @@ async def test_keys_children_and_counts_read_no_values(api: RunningApi) -> None:
     assert (await api.get("/v1/kv?count=true")).json() == {"count": 6}
 
 
+async def test_children_are_listed_page_by_page_in_both_directions(api: RunningApi) -> None:
+    sets = [{"op": "set", "key": f"n/={each}{below}", "value": 1} for each in range(2500) for below in ("", "/x")]
+    assert (await api.post("/v1/atomic", {"mutations": sets})).status_code == 200
+    wanted = [f"n/={each}" for each in range(2500)]
+    for extra, expected in (("", wanted), ("&reverse=true", wanted[::-1])):
+        found, cursor, pages = [], "", 0
+        while cursor is not None:
+            path = f"/v1/kv?prefix=n&children=true&limit=1000{extra}{cursor and f'&cursor={cursor}'}"
+            page = (await api.get(path)).json()
+            found += page["children"]
+            cursor, pages = page["cursor"], pages + 1
+        assert (found, pages) == (expected, 3)
+    exact = (await api.get("/v1/kv?prefix=n/=7&children=true&limit=1")).json()
+    assert exact == {"children": ["n/=7/x"], "cursor": None}
+
+
 async def test_a_page_of_large_values_ends_early_with_a_cursor(api: RunningApi) -> None:
     octets = {"content-type": "application/octet-stream"}
     for number in range(5):
@@ -81,6 +97,7 @@ async def test_a_page_of_large_values_ends_early_with_a_cursor(api: RunningApi) 
         ("start=a&end=A", "VALIDATION_ERROR"),
         ("prefix=a&start=b", "VALIDATION_ERROR"),
         ("children=true&start=a", "VALIDATION_ERROR"),
+        ("children=true&cursor=nonsense", "INVALID_CURSOR"),
     ],
 )
 async def test_a_list_says_what_is_wrong_with_its_parameters(api: RunningApi, query: str, code: str) -> None:

@@ -129,6 +129,17 @@ async def test_a_watch_ends_with_its_service_and_with_its_token(
                 assert [line async for line in response.aiter_lines() if line.startswith("event")] == ["event: ready"]
 
 
+async def test_a_watch_that_has_events_all_the_time_ends_with_its_token(
+    world: ServedOverHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.http("trivia-reads") as http, watching(http, "GET", PLUGIN) as events:
+        await world.db.kv_set("trivia", "a", 1)
+        assert await events.change() == ("a", False)
+        monkeypatch.setattr(world.context.tokens, "is_valid", lambda token: False)
+        await world.db.kv_set("trivia", "b", 1)
+        assert (await events.next())[0] == "end"
+
+
 @pytest.mark.slow
 async def test_a_client_that_does_not_read_holds_up_no_one_and_is_cut_off(
     world: ServedOverHttp, monkeypatch: pytest.MonkeyPatch

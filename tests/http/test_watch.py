@@ -1,12 +1,18 @@
 """Watches over HTTP: events, resuming, many listeners, and listeners that don't read."""
 
 import asyncio
+import gc
+import socket
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
 
 from keyloft import ManualClock, limits
+from keyloft.core import keys
+from keyloft.core.records import Batch, Committed, Set, Space
+from keyloft.core.values import JSON
 from keyloft.engines import open_engine
 from keyloft.http.token_file import ValidTokens
 from keyloft.http.tokens import admin_token
@@ -49,6 +55,32 @@ async def test_keys_are_reported_whole_at_first_and_whenever_one_changed(api: Ru
             assert [entry["value"] for entry in (await each.next())[2]["entries"]] == [1, 2]
 
 
+async def test_a_key_that_is_named_several_times_is_reported_once(api: RunningApi) -> None:
+    await api.put("/v1/kv/a", 1)
+    async with api.watch("&".join(["key=b", *["key=a"] * 900])) as events:
+        await events.next()
+        assert [entry["key"] for entry in (await events.next())[2]["entries"]] == ["b", "a"]
+
+
+@pytest.mark.parametrize("number", [3, limits.HTTP_PAGE_ROWS + 1])
+async def test_keys_whose_values_are_too_large_for_one_event_are_refused(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(limits, "HTTP_REPLY_BYTES", 1000 * (number - 1) + 100)
+    query = "&".join([f"key=n/={each}" for each in range(number)])
+    for each in range(number - 1):
+        await api.put(f"/v1/kv/n/={each}", "x" * 998)
+    async with api.watch(query) as events:
+        assert [(await events.next())[0] for _ in range(2)] == ["ready", "change"]
+        await api.put(f"/v1/kv/n/={number - 1}", "x" * 998)
+        name, _, data = await events.next()
+        assert (name, data["code"]) == ("error", "REPLY_TOO_LARGE")
+        assert (await events.next())[0] == "end"
+    refused = await api.get(f"/v1/watch?{query}")
+    assert problem(refused) == (413, "REPLY_TOO_LARGE")
+    assert "watch fewer keys" in refused.json()["detail"]
+
+
 async def test_a_watch_resumes_where_it_was_without_what_it_knows(api: RunningApi) -> None:
     first = (await api.put("/v1/kv/users/a", 1)).json()["versionstamp"]
     async with AsyncExitStack() as stack:
@@ -77,6 +109,33 @@ async def test_a_watch_resumes_where_it_was_without_what_it_knows(api: RunningAp
         assert [entry["value"] for entry in (await keys.next())[2]["entries"]] == [4]
 
 
+async def test_a_client_that_comes_back_for_many_kept_events_is_not_cut_off(api: RunningApi) -> None:
+    octets = {"content-type": "application/octet-stream"}
+    async with api.watch("prefix=big") as stays:
+        await stays.next()
+        first = (await api.put("/v1/kv/big/a", 1)).json()["versionstamp"]
+        await stays.next()
+        for number in range(6):
+            await api.send("PUT", f"/v1/kv/big/={number}", content=bytes(120_000), headers=octets)
+            await stays.next()
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        rest = f"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN_TOKEN}\r\n\r\n"
+        writer.write(f"HEAD /v1/info {rest}".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        for connection in api.listener.table.connections:
+            # So that the events, 960 kB, are far more than it takes at once.
+            sending = connection.transport.get_extra_info("socket")
+            sending.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+        writer.write(f"GET /v1/watch?prefix=big&since={first} {rest}".encode())
+        async with asyncio.timeout(LONGEST_SECONDS):
+            found = b""
+            while found.count(b"event: change") < 6:
+                piece = await reader.read(65_536)
+                assert piece, "the server has ended the connection"
+                found = found[-2_000_000:] + piece
+        writer.transport.abort()
+
+
 async def test_an_expiry_is_an_event_also_for_a_client_that_was_away() -> None:
     clock = ManualClock()
     engine = await open_engine(":memory:", clock=clock)
@@ -93,12 +152,93 @@ async def test_an_expiry_is_an_event_also_for_a_client_that_was_away() -> None:
     await engine.aclose()
 
 
+async def test_an_expiry_that_is_reported_with_a_put_is_not_withheld_from_who_knows_the_put() -> None:
+    clock = ManualClock()
+    engine = await open_engine(":memory:", clock=clock)
+    async with running_api(engine=engine) as api:
+        await api.put("/v1/kv/s/a?expire_in=10", 1)
+        async with api.watch("prefix=s") as events:
+            await events.next()
+            clock.advance(11)
+            done = await engine.commit(Batch((Set(Space.TUPLES, keys.encode(("s", "b")), b"1", JSON),)))
+            assert isinstance(done, Committed)
+            version = done.version
+            joined = (await events.next())[2]["entries"]
+            assert [(entry["key"], entry["versionstamp"]) for entry in joined] == [("s/a", None), ("s/b", str(version))]
+            async with api.watch(f"prefix=s&since={version}") as again:
+                await again.next()
+                assert (await again.next())[2]["entries"] == joined
+
+
+async def test_who_resumes_before_a_long_commit_gets_all_of_it(api: RunningApi) -> None:
+    known = [(await api.put(f"/v1/kv/n/{number}", 1)).json()["versionstamp"] for number in range(3)]
+    sets = [{"op": "set", "key": f"n/={number}", "value": 1} for number in range(2500)]  # several slices of the log
+    version = int((await api.post("/v1/atomic", {"mutations": sets})).json()["versionstamp"])
+    async with AsyncExitStack() as stack:
+        for since, expected in ((known[0], 2502), (known[2], 2500), (known[1], 2501)):
+            events = await stack.enter_async_context(api.watch(f"prefix=n&since={since}"))  # all on one channel
+            found: set[str] = set()
+            reached = (await events.next())[1]
+            while reached != version:
+                _, last, data = await events.next()
+                reached = last or reached
+                found |= {entry["key"] for entry in data["entries"]}
+            assert len(found) >= expected
+
+
+async def test_a_key_that_was_absent_before_is_no_news_to_who_resumes(api: RunningApi) -> None:
+    async with api.watch("key=a&key=absent") as stays:
+        assert [(await stays.next())[0] for _ in range(2)] == ["ready", "change"]
+        version = (await api.put("/v1/kv/a", 1)).json()["versionstamp"]
+        await stays.next()
+        async with api.watch(f"key=a&key=absent&since={version}") as resumed:
+            await resumed.next()
+            await api.put("/v1/kv/a", 2)
+            assert (await resumed.next())[2]["entries"][0]["value"] == 2
+
+
+async def test_an_old_absence_is_not_reported_to_who_knows_a_later_version() -> None:
+    clock = ManualClock()
+    engine = await open_engine(":memory:", clock=clock)
+    async with running_api(engine=engine) as api:
+        await api.put("/v1/kv/s/a?expire_in=10", 1)
+        async with api.watch("prefix=s") as events:
+            await events.next()
+            clock.advance(11)
+            await events.next()
+            version = (await api.put("/v1/kv/s/a", 2)).json()["versionstamp"]
+            await events.next()
+            async with api.watch(f"prefix=s&since={version}") as again:
+                await again.next()
+                await api.put("/v1/kv/s/b", 3)
+                assert [entry["key"] for entry in (await again.next())[2]["entries"]] == ["s/b"]
+
+
 async def test_what_is_no_longer_in_the_change_log_is_a_410(api: RunningApi) -> None:
     assert problem(await api.get("/v1/watch?prefix=a&since=999999")) == (410, "HISTORY_GONE")
     for query in ("", "prefix=a&key=b", "prefix=a&since=x", "key=", "prefix=a&from=1"):
         assert (await api.get(f"/v1/watch?{query}")).status_code == 422
     head = await api.send("HEAD", "/v1/watch?prefix=a")
     assert head.headers["content-type"] == "text/event-stream"
+
+
+async def test_watches_that_are_refused_leave_nothing_in_memory(api: RunningApi) -> None:
+    names = [f"key={number}" for number in range(limits.HTTP_WATCHED_KEYS)]
+
+    async def refused(number: int) -> None:
+        query = "&".join([*names[number:], *names[:number]])  # the same keys in another order
+        assert problem(await api.get(f"/v1/db/a%20b/watch?{query}")) == (422, "VALIDATION_ERROR")
+
+    await refused(0)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(1, 51):
+            await refused(number)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 1_000_000  # the keys of one take 60 kB
+    finally:
+        tracemalloc.stop()
 
 
 async def test_many_listeners_share_one_watch_of_the_database(api: RunningApi) -> None:

@@ -28,7 +28,7 @@ from keyloft.core.records import (
     Sum,
     Touch,
 )
-from keyloft.errors import InvalidArgument, KeyTooLarge, ReplyTooLarge, VersionConflict
+from keyloft.errors import CommitUnknown, InvalidArgument, KeyTooLarge, ReplyTooLarge, VersionConflict
 from keyloft.http import audit_log
 from keyloft.http.context import HttpContext
 from keyloft.http.descriptions import ATOMIC, GET_MANY
@@ -131,9 +131,14 @@ class KeyBatches:
                 f"checks, mutations: expected at most {limits.HTTP_BATCH_OPERATIONS:,} in all; send several batches"
             )
         batch = read_batch(given, store, request.token)
-        outcome = await commit(engine, batch)
+        shown = map(_shown_mutation, batch.mutations)
+        try:
+            outcome = await commit(engine, batch)
+        except CommitUnknown:
+            audit_log.wrote(request.token, "atomic", store, shown, outcome=audit_log.CONNECTION_LOST)
+            raise
         if isinstance(outcome, Committed):
-            audit_log.wrote(request.token, "atomic", store, map(_shown_mutation, batch.mutations), outcome.version)
+            audit_log.wrote(request.token, "atomic", store, shown, outcome.version)
             body = {
                 "ok": True,
                 "versionstamp": str(outcome.version),
@@ -190,7 +195,7 @@ def read_batch(given: WireBatch, store: str | None, token: AccessToken) -> Batch
 
     Raises:
         InvalidInput: A check or a mutation can't be used; the message names which.
-        NotPermitted: A key is out of the token's scopes.
+        NotPermitted: A key, or a batch without mutations, is out of the token's scopes.
     """
     checks = []
     for at, check in enumerate(given.checks):
@@ -200,6 +205,8 @@ def read_batch(given: WireBatch, store: str | None, token: AccessToken) -> Batch
             None if check.versionstamp is None else read_versionstamp(check.versionstamp, f"checks[{at}].versionstamp")
         )
         checks.append(Check(_TUPLES, key, version))
+    if not given.mutations:
+        token.check_store(store)  # also such a commit takes a versionstamp
     mutations = []
     appends = Counter[bytes]()
     for at, mutation in enumerate(given.mutations):

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core.engine import Engine, Watch
-from keyloft.core.records import Change, Changes, Get, Latest, LogPosition, Scan
-from keyloft.errors import Closed, KeyloftError
+from keyloft.core.records import Change, Changes, Get, Latest, LogPosition, Record, Scan
+from keyloft.errors import Closed, KeyloftError, ReplyTooLarge
 from keyloft.http.problems import is_unexpected, problem_of
 from keyloft.http.wire import WireEntry, shown_key, to_json, wire_entry
 
@@ -30,19 +30,20 @@ HEARTBEAT: Final = b"3\r\n:\n\n\r\n"
 class KeptEvent(Struct, frozen=True):
     """An event as it is sent."""
 
-    before: int
-    """The version that was reached before it."""
     version: int
     """The version that is reached with it."""
+    may_be_news: bool
+    """Whether a listener that knows this version may not know the event: an expiry has no version of its own, and a
+    part of a long commit is reported with the version before it."""
     data: bytes
     """One chunk of the body: all listeners share its bytes."""
 
     def concerns(self, since: int) -> bool:
         """Whether a listener that knows all up to a version needs it.
 
-        An expiry is reported without a version of its own: it may be new to a listener that knows this version.
+        One that knows a later version does not: the keys may have other entries since.
         """
-        return self.version > since or self.before == self.version
+        return self.version > since or (self.may_be_news and self.version == since)
 
 
 class EventListener:
@@ -67,6 +68,8 @@ class EventChannel:
         self._kept_bytes = 0
         self._current: bytes | None = None
         """Of keys: the last event, which has the state of all of them."""
+        self._absent: frozenset[bytes] = frozenset()
+        """Of keys: those without an entry in that event."""
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] | None = None
         self._first_kept = 0
@@ -85,6 +88,7 @@ class EventChannel:
 
         Raises:
             HistoryGone: The change log does not reach back to `since`.
+            ReplyTooLarge: The values of the keys don't fit one event.
             KeyloftError: The database failed.
         """
         if self._started is None:
@@ -113,14 +117,14 @@ class EventChannel:
             return False
         start = self.version if since is None else since
         listener.since = start
-        listener.write(as_chunk(event_text("ready", start, b"{}")))
-        if since is None:
+        ready = as_chunk(event_text("ready", start, b"{}"))
+        if since is not None:
+            # In one write: between two of them, the listener would be cut off as one that does not read.
+            listener.write(b"".join([ready, *[event.data for event in self._events if event.concerns(since)]]))
+        else:
+            listener.write(ready)
             if self._current is not None:
                 listener.write(self._current)
-        else:
-            for event in self._events:
-                if event.concerns(since):
-                    listener.write(event.data)
         self.listeners[listener] = None
         self._joined.set()
         return True
@@ -135,6 +139,7 @@ class EventChannel:
     async def _run(self) -> None:
         assert self._started is not None
         try:
+            await self._check_size()
             # Here, and not before: some engines bind a watch to the task that reads it.
             self._watch = watch = self._engine.watch(*self._asks, since=self._since)
             if self._since is not None:
@@ -168,20 +173,32 @@ class EventChannel:
             for listener in list(self.listeners):
                 listener.end()
 
+    async def _check_size(self) -> None:
+        """Refuse many keys with too large values before the engine reads all of them at once."""
+        if len(self._asks) <= limits.HTTP_PAGE_ROWS:
+            return
+        size = 0
+        for at in range(0, len(self._asks), limits.HTTP_PAGE_ROWS):
+            size += _size_of(await self._engine.read(*self._asks[at : at + limits.HTTP_PAGE_ROWS]))
+            _check_fits(size)
+
     def _report(self, changes: Sequence[Change], version: int) -> None:
-        before, self.version = self.version, max(self.version, version)
+        if isinstance(self._asks[0], Get):
+            _check_fits(_size_of([each.record for each in changes]))
+        self.version = max(self.version, version)
+        absent = frozenset([each.key for each in changes if each.record is None])
         entries = [wire_entry(shown_key(each.key), each.record) for each in changes]
         data = as_chunk(change_events(entries, self.version))
-        event = KeptEvent(before, self.version, data)
+        is_part = any([each.record is not None and each.record.version > self.version for each in changes])
+        event = KeptEvent(self.version, is_part or not absent <= self._absent, data)
         if isinstance(self._asks[0], Get):
-            self._current = data
+            self._current, self._absent = data, absent
         self._events.append(event)
         self._kept_bytes += len(data)
         while len(self._events) > limits.HTTP_KEPT_EVENTS or self._kept_bytes > limits.HTTP_KEPT_EVENT_BYTES:
             oldest = self._events.popleft()
             self._kept_bytes -= len(oldest.data)
-            # An expiry has no version of its own: a listener that knows this version may not know the expiry.
-            self._first_kept = oldest.version + (oldest.before == oldest.version)
+            self._first_kept = oldest.version + oldest.may_be_news
         for listener in list(self.listeners):
             if event.concerns(listener.since):
                 listener.write(data)
@@ -196,6 +213,15 @@ class EventChannel:
         data = as_chunk(event_text("error", None, problem_of(error).reply().body))
         for listener in self.listeners:
             listener.write(data)
+
+
+def _size_of(records: Sequence[Record | None]) -> int:
+    return sum([len(record.value) for record in records if record is not None])
+
+
+def _check_fits(size: int) -> None:
+    if size > limits.HTTP_REPLY_BYTES:
+        raise ReplyTooLarge("key: their values are too large for one event; watch fewer keys")
 
 
 def change_events(entries: Sequence[WireEntry], version: int) -> bytes:

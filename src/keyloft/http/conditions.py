@@ -16,7 +16,8 @@ _VERSION: Final = re.compile(r"[1-9][0-9]{0,19}", re.ASCII)
 def named_versions(request: HttpRequest, name: bytes, *, weak: bool) -> frozenset[int] | str | None:
     """The versionstamps that a conditional header names; `*`, or None without the header.
 
-    An ETag that is not one of an entry, or no ETag at all, matches nothing.
+    An ETag that is not one of an entry, or no ETag at all, matches nothing. `*` stands alone (RFC 9110); one among
+    others, or several, are read in the way that writes less: as `*` in If-None-Match, as nothing in If-Match.
 
     Args:
         request: The header may be there several times: it is a list.
@@ -28,7 +29,10 @@ def named_versions(request: HttpRequest, name: bytes, *, weak: bool) -> frozense
         return None
     if texts == [ANY]:
         return ANY
-    tags = _TAG.findall(", ".join(texts))
+    joined = ", ".join(texts)
+    if name == _NONE_MATCH and ANY in [part.strip() for part in _TAG.sub("", joined).split(",")]:
+        return ANY
+    tags = _TAG.findall(joined)
     return frozenset([int(tag) for is_weak, tag in tags if _VERSION.fullmatch(tag) and (weak or not is_weak)])
 
 

@@ -5,7 +5,8 @@ versions, and the tests of tests/http/test_hostile.py fail if one of these bound
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from keyloft import limits
-from keyloft.errors import IncompatibleLibrary
+from keyloft.errors import Busy, IncompatibleLibrary
 from keyloft.http.meters import UNKNOWN, HttpMeters
 from keyloft.http.problems import Problem
 
@@ -45,13 +46,13 @@ def check_uvicorn() -> None:
 class _Unread:
     """What a client has not read of complete responses."""
 
-    __slots__ = ("looks", "since", "size")
+    __slots__ = ("checks", "since", "size")
 
     def __init__(self, now: float) -> None:
         self.since = now
         self.size = 0
-        self.looks = 0
-        """How often it was looked since its client has read something."""
+        self.checks = 0
+        """How many checks in a row found nothing read."""
 
 
 class ConnectionTable(ServerState):
@@ -73,6 +74,7 @@ class ConnectionTable(ServerState):
         self._receiving: dict[HttpConnection, float] = {}
         self._unsent: dict[HttpConnection, _Unread] = {}
         self._unsent_bytes, self._summed_at = 0, 0.0
+        self._arriving_bytes = 0
         self.meters = meters
 
     def has_room(self) -> bool:
@@ -102,6 +104,21 @@ class ConnectionTable(ServerState):
         self._receiving.pop(connection, None)
         self._idle.pop(connection, None)
 
+    @contextmanager
+    def arriving(self, size: int) -> Iterator[None]:
+        """Count a body while it arrives, by the most bytes that it may have.
+
+        Raises:
+            Busy: Too much arrives at a time.
+        """
+        if self._arriving_bytes + size > limits.HTTP_ARRIVING_BYTES:
+            raise Busy("body: too much arrives at a time; try again later")
+        self._arriving_bytes += size
+        try:
+            yield
+        finally:
+            self._arriving_bytes -= size
+
     def unsent(self, connection: "HttpConnection") -> None:
         """A response is complete, and its client has not read all of it yet."""
         # Also for one that is there already: it has read its last response before this one was sent.
@@ -120,7 +137,7 @@ class ConnectionTable(ServerState):
             self._summed_at = now
             for connection, unread in self._unsent.items():
                 size = _unsent_bytes(connection)
-                unread.looks = 0 if size < unread.size else unread.looks + 1
+                unread.checks = 0 if size < unread.size else unread.checks + 1
                 unread.size = size
             self._unsent_bytes = sum([unread.size for unread in self._unsent.values()])
         return self._unsent_bytes > limits.HTTP_FULL_BYTES
@@ -128,8 +145,8 @@ class ConnectionTable(ServerState):
     async def room(self) -> None:
         """Wait until a further large response may be made; clients that don't read are cut off within seconds."""
         while self.is_full():  # transports have no event for what they have sent
-            most = limits.HTTP_STILL_LOOKS
-            for connection in [each for each, unread in self._unsent.items() if unread.size and unread.looks > most]:
+            most = limits.HTTP_STILL_CHECKS
+            for connection in [each for each, unread in self._unsent.items() if unread.size and unread.checks > most]:
                 connection.abort()
             await asyncio.sleep(limits.HTTP_FULL_PAUSE_SECONDS)
 

@@ -202,13 +202,13 @@ RANGE: Final = {
         ],
         answers={
             200: answer(
-                "Entries and the cursor of what follows them, or null; or children; or a count.",
+                "Entries, or children, and the cursor of what follows them, or null; or a count.",
                 {
                     "anyOf": [
                         fields(
                             entries={"type": "array", "items": ref("WireEntry")}, cursor={"type": ["string", "null"]}
                         ),
-                        fields(children={"type": "array", "items": _TEXT}, cursor={"type": "null"}),
+                        fields(children={"type": "array", "items": _TEXT}, cursor={"type": ["string", "null"]}),
                         fields(count={"type": "integer"}),
                     ]
                 },
@@ -264,7 +264,7 @@ WATCH: Final = {
             header("Last-Event-ID", "The same, as browsers send it."),
         ],
         answers={200: answer("Events.", _TEXT, _EVENTS)},
-        refusals=(410,),
+        refusals=(410, 413),
     )
 }
 

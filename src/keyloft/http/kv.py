@@ -10,7 +10,7 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Check, Committed, Conflict, Delete, Get, Mutation, Record, Set, Space, Touch
 from keyloft.core.values import BYTES
-from keyloft.errors import InvalidArgument, VersionConflict
+from keyloft.errors import CommitUnknown, InvalidArgument, VersionConflict
 from keyloft.http import audit_log
 from keyloft.http.conditions import EntryCondition, is_conditional, is_known, is_wanted
 from keyloft.http.context import HttpContext
@@ -96,7 +96,7 @@ class SingleKeys:
         new = Set(_TUPLES, key, value, encoding, *due)
         # Touch reports whether there was an entry, which Set does not.
         mutations = (Touch(_TUPLES, key), new) if condition.takes_both else (new,)
-        done = await _commit(request, engine, key, text, condition, *mutations)
+        done = await _write(request, "put", engine, key, text, condition, *mutations)
         audit_log.wrote(request.token, "put", store, (text,), done.version)
         is_new = condition.must_not_exist or (condition.takes_both and not done.found[0])
         return HttpReply(b'{"versionstamp":"%d"}' % done.version, 201 if is_new else 200, headers=(etag(done.version),))
@@ -106,7 +106,7 @@ class SingleKeys:
         store, text, key, engine = self._at(request)
         request.token.check_key(store, key, write=True)
         request.expect_query()
-        done = await _commit(request, engine, key, text, EntryCondition(request), Delete(_TUPLES, key))
+        done = await _write(request, "delete", engine, key, text, EntryCondition(request), Delete(_TUPLES, key))
         audit_log.wrote(request.token, "delete", store, (text,), done.version)
         return HttpReply(to_json({"found": done.found[0]}))
 
@@ -119,7 +119,7 @@ class SingleKeys:
         given = await request.message(NewExpiry, limits.HTTP_SMALL_BODY_BYTES)
         assert isinstance(given, NewExpiry)
         touch = Touch(_TUPLES, key, *touched_expiry(given.expire_in, given.expire_at))
-        done = await _commit(request, engine, key, text, condition, touch)
+        done = await _write(request, "touch", engine, key, text, condition, touch)
         if not done.found[0]:
             raise absent(text)
         audit_log.wrote(request.token, "touch", store, (text,))
@@ -180,6 +180,28 @@ def _accepted(request: HttpRequest) -> set[str]:
         if not any([_UNWANTED.fullmatch(text) for text in parameters]):
             kinds.add(kind)
     return kinds
+
+
+async def _write(
+    request: HttpRequest,
+    action: str,
+    engine: Engine,
+    key: bytes,
+    text: str,
+    condition: EntryCondition,
+    *mutations: Mutation,
+) -> Committed:
+    """Commit if the condition is met; a commit whose outcome is unknown leaves a line in the audit log.
+
+    Raises:
+        Problem: It is not met.
+    """
+    try:
+        return await _commit(request, engine, key, text, condition, *mutations)
+    except CommitUnknown:
+        store = request.parameter("store")
+        audit_log.wrote(request.token, action, store, (text,), outcome=audit_log.CONNECTION_LOST)
+        raise
 
 
 async def _commit(

@@ -70,7 +70,15 @@ class HttpListener(AsyncClosing):
         def connected() -> HttpConnection:
             return HttpConnection(config=config, server_state=self.table, app_state={})
 
-        self._server = await loop.create_server(connected, host, port, ssl=self._tls, backlog=limits.HTTP_BACKLOG)
+        self._server = await loop.create_server(
+            connected,
+            host,
+            port,
+            ssl=self._tls,
+            backlog=limits.HTTP_BACKLOG,
+            # Before the handshake, a connection is not in the table, which bounds all others.
+            ssl_handshake_timeout=limits.HTTP_HANDSHAKE_SECONDS if self._tls else None,
+        )
         self._tick()
         self._ticking = asyncio.create_task(self._tick_on(), name="keyloft http")
         return host, self._server.sockets[0].getsockname()[1]

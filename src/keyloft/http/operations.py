@@ -9,12 +9,13 @@ import msgspec
 from msgspec import Raw, Struct
 
 from keyloft import limits
+from keyloft.errors import DatabaseError
 from keyloft.http import audit_log
 from keyloft.http.context import HttpContext
 from keyloft.http.operation_schemas import described_operations
 from keyloft.http.problems import Problem
 from keyloft.http.replies import HttpReply
-from keyloft.http.requests import HttpRequest
+from keyloft.http.requests import ClientGone, HttpRequest
 from keyloft.http.routing import ApiRoute
 from keyloft.http.service_access import ServiceAccess, refusal_of, was_carried_out
 from keyloft.http.tokens import AccessToken
@@ -28,10 +29,10 @@ SEMANTIC: Final = "/v1/semantic/{tenant}/{project}"
 Area: TypeAlias = Literal["plugin", "tenant"]
 
 _READS: Final[Mapping[Area, frozenset[str]]] = {
-    "plugin": frozenset({"get", "get_many", "list", "count", "usage", "watch"}),
-    "tenant": frozenset({"get", "list", "audit", "watch"}),
+    "plugin": frozenset({"get", "get_many", "list", "count", "usage"}),
+    "tenant": frozenset({"get", "list", "audit"}),
 }
-"""The operations for which a token that may read is enough."""
+"""The operations for which a token that may read is enough; watches have routes of their own."""
 _READ_BY_DEFAULT: Final = frozenset({"locks", "dead_letters"})
 """Those that read or write, as their field `action` says; without it, they list."""
 _LISTING: Final = (None, "list")
@@ -91,7 +92,8 @@ class OperationHandler:
 
     async def carry_out(self, request: HttpRequest) -> HttpReply:
         """Answer a request for an operation."""
-        names, operation = self.names_of(request), unquote(request.parameter("operation") or "")
+        # Not decoded, as paths are routed: `%77atch` would be `watch` here, which stores a lease.
+        names, operation = self.names_of(request), request.parameter("operation") or ""
         request.expect_query()
         is_read = operation in _READS[self._area]
         self.check_scope(request.token, names, write=not is_read and operation not in _READ_BY_DEFAULT)
@@ -102,18 +104,46 @@ class OperationHandler:
             await request.room()
         if operation in _READ_BY_DEFAULT and not (is_read := _is_listing(data)):
             self.check_scope(request.token, names, write=True)
-        reply = await self.access.ask(request, names, operation, data)
+        try:
+            reply = await self.access.ask(request, names, operation, data)
+        except ClientGone:
+            if not is_read:
+                self.log(request.token, names, operation, data, is_read=False, outcome=audit_log.CLIENT_GONE)
+            raise
         if not was_carried_out(reply):
-            raise refusal_of(reply)
+            refused = refusal_of(reply)
+            if _shows_values(refused):
+                self.log(request.token, names, "read", data, is_read=True)
+            elif refused.code == DatabaseError.code and not is_read:
+                self.log(request.token, names, operation, data, is_read=False, outcome=audit_log.DATABASE_FAILED)
+            raise refused
         self.log(request.token, names, operation, data, is_read=is_read)
         return HttpReply(reply)
 
-    def log(self, token: AccessToken, names: Sequence[str], operation: str, data: bytes, *, is_read: bool) -> None:
-        """A line of the audit log for a request that was carried out."""
+    def log(
+        self,
+        token: AccessToken,
+        names: Sequence[str],
+        operation: str,
+        data: bytes,
+        *,
+        is_read: bool,
+        outcome: str | None = None,
+    ) -> None:
+        """A line of the audit log for a request that was carried out, or may have been, as the outcome says."""
         if (is_read and not token.is_admin) or not audit_log.logger.isEnabledFor(logging.INFO):
             return
         action = f"{operation} of {self._area} {'/'.join(names)}"
-        (audit_log.read if is_read else audit_log.wrote)(token, action, None, _keys(data))
+        if is_read:
+            audit_log.read(token, action, None, _keys(data))
+        else:
+            audit_log.wrote(token, action, None, _keys(data), outcome=outcome)
+
+
+def _shows_values(refused: Problem) -> bool:
+    """Whether a refusal has entries that are stored: those of a conflict."""
+    found = [refused.more.get(name) for name in ("current", "conflicts")]
+    return any([raw is not None and bytes(raw) not in (b"null", b"[]") for raw in found])
 
 
 def _is_listing(data: bytes) -> bool:

@@ -87,7 +87,9 @@ class Origins:
 
     def _of_page(self, origin: bytes, host: bytes, scope: AsgiScope) -> Headers:
         text = origin.decode("latin-1").rstrip("/").lower()
-        if text == f"{scope['scheme']}://{host.decode('latin-1').lower()}":
+        name = host.decode("latin-1").lower()
+        # Behind a proxy that speaks TLS, a page is of https, and its requests arrive over http.
+        if text in (f"{scope['scheme']}://{name}", f"https://{name}"):
             return ()
         if text not in self._origins and "*" not in self._origins:
             raise Problem(

@@ -83,9 +83,8 @@ def problem_of(error: errors.KeyloftError) -> Problem:
     detail = str(error)
     headers: Headers = ((b"retry-after", b"1"),) if status in (429, 503) else ()
     if isinstance(error, errors.ValueTooLarge):
-        detail = detail.partition("; max_value_bytes")[
-            0
-        ]  # an argument of `keyloft.open`, which HTTP clients do not call
+        # An argument of `keyloft.open`, which HTTP clients do not call.
+        detail = detail.partition("; max_value_bytes")[0]
     elif isinstance(error, errors.CommitUnknown):
         detail = "the connection to the database was lost during this write: it was made or not; read to find out"
         headers = ()

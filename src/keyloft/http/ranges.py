@@ -19,6 +19,7 @@ from keyloft.http.replies import HttpReply
 from keyloft.http.requests import HttpRequest
 from keyloft.http.routing import ApiRoute
 from keyloft.http.wire import WireEntry, read_parts, read_prefix, shown_key, to_json, wire_entry
+from keyloft.tuples.children import Children
 from keyloft.tuples.selector import Selector
 
 _SELECTORS = ("prefix", "start", "end")
@@ -49,7 +50,7 @@ class KeyRanges:
             [found] = await engine.read(Count(Space.TUPLES, selector.start, selector.end))
             return HttpReply(to_json({"count": found}))
         if forms == ["children"]:
-            return await self._children(request, store, limit, reverse)
+            return await _children(request, engine, selector, limit)
         async with self._pages:
             await request.room()
             entries, more = await _page(engine, selector, limit, with_values=not forms)
@@ -66,22 +67,14 @@ class KeyRanges:
         selector = selected(request)
         request.token.check_range(store, selector.start, selector.end, write=True)
         prefix, start, end = [request.one(name) for name in _SELECTORS]
-        audit_log.wrote(request.token, "delete range", store, (_shown_range(request),))
-        deleted = await self._context.store(store).delete_range(
+        entries = self._context.store(store)
+        audit_log.wrote(request.token, "delete range", store, (_shown_range(request),))  # it is made in many commits
+        deleted = await entries.delete_range(
             None if prefix is None else read_prefix(prefix),
             start=None if start is None else read_parts(start, "start"),
             end=None if end is None else read_parts(end, "end"),
         )
         return HttpReply(to_json({"deleted": deleted}))
-
-    async def _children(self, request: HttpRequest, store: str | None, limit: int, reverse: bool) -> HttpReply:
-        for name in (*_BEGINNINGS, "end", "cursor"):
-            if request.one(name) is not None:
-                raise InvalidArgument(f"{name}: children are listed below a prefix, from its beginning")
-        prefix = read_prefix(request.one("prefix") or "")
-        children = self._context.store(store).children(prefix, limit=limit, reverse=reverse)
-        texts = [shown_key(keys.encode(child)) async for child in children]
-        return HttpReply(to_json({"children": texts, "cursor": None}))
 
 
 def selected(request: HttpRequest, *, reverse: bool = False, cursor: str | None = None) -> Selector:
@@ -143,6 +136,22 @@ async def _page(
             last = record.key
             weight += len(record.key) + len(record.value) + limits.HTTP_ENTRY_BYTES
     return entries, None
+
+
+async def _children(request: HttpRequest, engine: Engine, selector: Selector, limit: int) -> HttpReply:
+    """The keys one part below a prefix, and the cursor for those that follow them."""
+    for name in (*_BEGINNINGS, "end"):
+        if request.one(name) is not None:
+            raise InvalidArgument(f"{name}: children are listed below a prefix; cursor continues the list")
+    within, last = selector, selector.last_key
+    if last is not None:  # behind a child, and all keys below it
+        rest = {"end": last} if selector.reverse else {"start": last + keys.LAST}
+        within = replace(selector, last_key=None, **rest)
+    # One more than wanted: whether it is there tells whether there is more.
+    children = await Children(engine, read_prefix(request.one("prefix") or ""), limit + 1, within=within)
+    encoded = [keys.encode(child) for child in children[:limit]]
+    more = selector.cursor_after(encoded[-1]) if len(children) > limit else None
+    return HttpReply(to_json({"children": list(map(shown_key, encoded)), "cursor": more}))
 
 
 def routes(context: HttpContext) -> Sequence[ApiRoute]:

@@ -37,7 +37,7 @@ class HttpReply(Struct, frozen=True):
             *self.headers,
             *more,
         ]
-        if self.status == 304:
+        if self.status in (204, 304):  # they have no body, so nothing describes one (RFC 9110)
             del headers[:2]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})

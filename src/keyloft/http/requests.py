@@ -119,6 +119,7 @@ class HttpRequest:
         Raises:
             Problem: It is compressed.
             ValueTooLarge: It has more than `most` bytes; no more of it than that was read.
+            Busy: Too many large bodies arrive at a time.
             ClientGone: It did not arrive.
         """
         self._check_encoding()
@@ -131,16 +132,17 @@ class HttpRequest:
         first: bytes = message["body"]
         if not message["more_body"] and len(first) <= most:
             return first
-        parts, size = [first], len(first)
-        while size <= most and message["more_body"]:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            parts.append(message["body"])
-            size += len(message["body"])
-        if size > most:
-            raise too_large(size, most)
-        return b"".join(parts)
+        with self.scope["connection"].server_state.arriving(most if declared is None else int(declared)):
+            parts, size = [first], len(first)
+            while size <= most and message["more_body"]:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                parts.append(message["body"])
+                size += len(message["body"])
+            if size > most:
+                raise too_large(size, most)
+            return b"".join(parts)
 
     def _check_encoding(self) -> None:
         """Refuse a body that is compressed: it would be stored as it was sent; or that the parser takes for no body."""

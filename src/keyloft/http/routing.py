@@ -32,7 +32,7 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     handlers: Mapping[str, HttpHandler]
     """By method; HEAD is answered as GET is."""
     is_public: bool = False
-    """Whether it takes no token, and answers to every name."""
+    """Whether it needs no token and accepts any Host."""
     described: Mapping[str, Any] = {}
     """By method, the operation as OpenAPI describes it."""
     paths: Mapping[str, Mapping[str, Any]] = {}

@@ -118,18 +118,18 @@ class _Sending:
         taking = asyncio.ensure_future(self._stream.events())
         try:
             await self._send(event_text("ready", version, b"{}"))
-            while not gone.done():
+            while True:
                 awaited: list[asyncio.Future[Any]] = [gone, taking]
                 await asyncio.wait(awaited, timeout=limits.HTTP_HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done() or not self._tokens.is_valid(self._request.token):
+                    break
                 if taking.done():
                     events = taking.result()
                     if not events:
                         break
                     await self._send(b"".join(map(_text, events)))
                     taking = asyncio.ensure_future(self._stream.events())
-                elif not gone.done():
-                    if not self._tokens.is_valid(self._request.token):
-                        break
+                else:
                     await self._send(_COMMENT)
         except HistoryGone as error:
             await self._send(event_text("error", None, problem_of(error).reply().body))

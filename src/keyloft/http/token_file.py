@@ -70,11 +70,11 @@ class ValidTokens:
     def is_valid(self, token: AccessToken) -> bool:
         """Whether a token that was found before still is valid, with the same scopes."""
         self._refresh()
-        if token.has_expired():
-            return False
         return any(
             [
-                each.digest == token.digest and (each.is_admin, each.scopes) == (token.is_admin, token.scopes)
+                each.digest == token.digest
+                and (each.is_admin, each.scopes) == (token.is_admin, token.scopes)
+                and not each.has_expired()
                 for each in self._tokens
             ]
         )

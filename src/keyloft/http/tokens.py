@@ -42,7 +42,7 @@ class TokenScope(Struct, frozen=True):
     start: bytes = b""
     """In a store: the encoded key that it covers, with all keys below."""
     shows_values: bool = True
-    """False of `status:`, with which the admin page shows all but values, and the API nothing."""
+    """False of `status:`, with which the admin page shows all but values, and the API `/v1/info` alone."""
 
     @property
     def end(self) -> bytes:
@@ -128,6 +128,23 @@ class AccessToken(Struct, frozen=True, eq=False):
             ):
                 return
         raise self._refusal(write, "all keys of this range; name a prefix that is within its scopes")
+
+    def check_store(self, store: str | None) -> None:
+        """Refuse a commit that names no key, unless the token may write somewhere in the store.
+
+        Raises:
+            NotPermitted: It may not.
+        """
+        if self.is_admin:
+            return
+        for scope in self.scopes:
+            if (
+                scope.may_write
+                and scope.area == "kv"
+                and (scope.name == store or (scope.name == ANY and store is not None))
+            ):
+                return
+        raise self._refusal(True, "in this store")
 
     def check_owner(
         self, area: Literal["plugin", "tenant"], name: str, *, write: bool = False, status: bool = False

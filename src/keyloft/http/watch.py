@@ -146,12 +146,11 @@ class ChannelTable:
 
     def _channel(self, store: str | None, asks: WatchedKeys, since: int | None) -> EventChannel:
         """A channel that can serve a new listener; a new one if there is none."""
-        channels = self._channels.setdefault((store, asks), [])
-        for channel in channels:
+        for channel in self._channels.get((store, asks), ()):
             if channel.serves(since):
                 return channel
         channel = EventChannel(self._context.store(store).engine, asks, since)
-        channels.append(channel)
+        self._channels.setdefault((store, asks), []).append(channel)
         return channel
 
     def _remove(self, store: str | None, asks: WatchedKeys, channel: EventChannel) -> None:
@@ -181,7 +180,7 @@ def _asks(request: HttpRequest, store: str | None) -> WatchedKeys:
         return (scan,)
     if len(texts) > limits.HTTP_WATCHED_KEYS:
         raise InvalidArgument(f"key: expected at most {limits.HTTP_WATCHED_KEYS:,}; watch a prefix instead")
-    gets = tuple([Get(Space.TUPLES, read_key(text)) for text in texts])
+    gets = tuple(dict.fromkeys([Get(Space.TUPLES, read_key(text)) for text in texts]))
     for get in gets:
         request.token.check_key(store, get.key)
     return gets

@@ -52,6 +52,9 @@ HTTP_SMALL_BODY_BYTES: Final = 4096
 HTTP_BODY_BYTES: Final = 8 * 1024 * 1024
 """The largest body that holds several keys or values."""
 
+HTTP_ARRIVING_BYTES: Final = 256 * 1024 * 1024
+"""The most bytes of bodies that arrive at a time, by their declared sizes; beyond, further ones are refused."""
+
 HTTP_GET_KEYS: Final = 1000
 """The most keys of one /get."""
 
@@ -59,7 +62,7 @@ HTTP_BATCH_OPERATIONS: Final = 10_000
 """The most checks and mutations of one /atomic."""
 
 HTTP_REPLY_BYTES: Final = 32 * 1024 * 1024
-"""The most bytes of values in the answer to one /get."""
+"""The most bytes of values in the answer to one /get, and in one event of a watch of keys."""
 
 HTTP_LIST_ENTRIES: Final = 100
 """How many entries a list over HTTP has, unless `limit` says otherwise."""
@@ -109,6 +112,9 @@ HTTP_PIPELINED: Final = 64
 HTTP_REQUEST_SECONDS: Final = 30.0
 """How long a client may take to send a request, from its first byte to its last."""
 
+HTTP_HANDSHAKE_SECONDS: Final = 5.0
+"""How long a client may take for the handshake of TLS."""
+
 HTTP_IDLE_SECONDS: Final = 75.0
 """How long a connection may be idle."""
 
@@ -125,10 +131,10 @@ HTTP_FULL_BYTES: Final = 64 * 1024 * 1024
 """While clients have not read more bytes than this, no further large response is made; those who ask for one wait."""
 
 HTTP_FULL_PAUSE_SECONDS: Final = 0.02
-"""How often it is looked whether they have read enough meanwhile."""
+"""The pause between two checks whether they have read enough meanwhile."""
 
-HTTP_STILL_LOOKS: Final = 25
-"""A client that has read nothing between so many looks, half a second, is cut off while others wait. Not by time: while
+HTTP_STILL_CHECKS: Final = 25
+"""A client that has read nothing in so many checks, half a second, is cut off while others wait. Not by time: while
 the event loop is busy, nothing is sent."""
 
 HTTP_LARGE_VALUE_BYTES: Final = 64 * 1024
@@ -180,7 +186,7 @@ HTTP_TOKEN_CHARACTERS: Final = 16
 """The shortest token that a person may choose."""
 
 HTTP_TOKENS_SECONDS: Final = 1.0
-"""How often the file of tokens is looked at, at most."""
+"""The least pause between two checks whether the file of tokens has changed."""
 
 HTTP_FREE_LOGINS: Final = 5
 """How many wrong tokens of an address are answered at once."""

@@ -79,6 +79,11 @@ class PluginUsage(AsyncClosing):
         rest = [self._rest] if self._rest.entries else []
         return [count.used(plugin) for plugin, count in self._counts.items() if count.keys] + rest
 
+    @property
+    def has_others(self) -> bool:
+        """Whether the last of `all` stands for several plugins."""
+        return self._rest.entries > 0
+
     async def of(self, plugin: str) -> Used:
         """What one plugin stores, a minute old at most, this service's own writes included.
 

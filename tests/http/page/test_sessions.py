@@ -167,6 +167,15 @@ async def test_a_cookie_that_another_port_has_set_is_not_repeated(cookie: str) -
         assert len(form_token(answer.text)) == 43
 
 
+async def test_cookies_in_two_headers_are_none() -> None:
+    async with running_page() as page, page.client() as client:
+        headers = [("cookie", f"{name}={value}") for name, value in client.cookies.items()] + [("cookie", "a=b")]
+        client.cookies.clear()
+        for path, status in (("/page", 303), ("/page/login", 200), ("/page/none", 404)):
+            answer = await client.get(path, headers=headers)
+            assert (answer.status_code, "default-src" in answer.headers["content-security-policy"]) == (status, True)
+
+
 async def test_every_answer_keeps_other_sites_and_scripts_out() -> None:
     async with running_page() as page, page.client(None) as client:
         asked = ("/", "/page", "/page/login", "/page/none", "/page/static/page.js", "/page/events", "/?token=wrong")

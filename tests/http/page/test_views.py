@@ -263,6 +263,16 @@ async def test_the_overview_shows_rates_and_charts() -> None:
         assert (await client.get("/page/health")).status_code == 200
 
 
+async def test_the_overview_does_not_count_plugins_that_are_added_up_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "USAGE_PLUGINS", 2)
+    async with running_page() as page, page.client() as client:
+        for plugin, shown in (("a", "1"), ("b", "2"), ("c", "more than 2"), ("d", "more than 2")):
+            await page.db.kv_set(plugin, "k", 10)
+            assert page.context.service is not None
+            await page.context.service.usage.count_all()
+            assert f"<dt>Plugins</dt><dd>{shown}</dd>" in (await client.get("/page")).text
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(-0.4, "now"), (-1, "1 second ago"), (-59.9, "59 seconds ago"), (-61, "1 minute ago"), (7200, "in 2 hours"),

@@ -28,7 +28,7 @@ from keyloft.engines.commit.submitted import report
 from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.remote import batches, ranges
 from keyloft.engines.remote.api import HttpApi
-from keyloft.engines.remote.entries import ApiEntry, ServiceInfo, milliseconds, page_of, text_of
+from keyloft.engines.remote.entries import ApiEntry, ServiceInfo, milliseconds, page_of
 from keyloft.engines.remote.gets import GatheredGets
 from keyloft.engines.remote.watch import StreamedWatch
 from keyloft.errors import InvalidArgument, KeyloftError, NotACounter
@@ -104,7 +104,7 @@ class RemoteEngine(ClosableEngine):
         self.check_usable()
         for ask in asks:
             batches.check_space(ask.space)
-        keys = [text_of(ask.key) for ask in asks if isinstance(ask, Get)]
+        keys = [ask.key for ask in asks if isinstance(ask, Get)]
         prefix = "" if keys else ranges.prefix_of(asks[0].start, asks[0].end)  # type: ignore[union-attr]
         watch = StreamedWatch(self._api, keys=keys, prefix=prefix, since=since, ended=self._watches.discard)
         self._watches.add(watch)

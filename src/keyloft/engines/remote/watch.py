@@ -16,7 +16,7 @@ from keyloft import limits
 from keyloft.core.records import Change, Record
 from keyloft.engines.remote import errors
 from keyloft.engines.remote.api import HttpApi, pause_seconds
-from keyloft.engines.remote.entries import ApiEntry, key_of, read_entries, record_of
+from keyloft.engines.remote.entries import ApiEntry, key_of, read_entries, record_of, text_of
 from keyloft.engines.remote.errors import ApiProblem, Lost
 from keyloft.engines.remote.events import EventParser, ServerEvent
 from keyloft.errors import Closed, KeyloftError
@@ -31,7 +31,7 @@ class StreamedWatch:
         self,
         api: HttpApi,
         *,
-        keys: list[str],
+        keys: list[bytes],
         prefix: str,
         since: int | None,
         ended: Callable[["StreamedWatch"], None],
@@ -40,7 +40,7 @@ class StreamedWatch:
 
         Args:
             api: Of the service.
-            keys: As text; empty for a prefix.
+            keys: Empty for a prefix.
             prefix: As text; of no meaning if there are keys.
             since: Report what changed after this version; None for what changes from now on.
             ended: Called when it is closed.
@@ -49,7 +49,9 @@ class StreamedWatch:
         self._forget = ended
         self._whole = bool(keys)
         """Whether each event has the state of all keys."""
-        self._selection = [("key", key) for key in keys] if keys else [("prefix", prefix)]
+        self._keys = keys
+        # Each key once: so the service reports it.
+        self._selection = [("key", text_of(key)) for key in dict.fromkeys(keys)] if keys else [("prefix", prefix)]
         self._since = since
         self._last_event: int | None = None
         """Where a stream of a prefix goes on; None if that is where it began."""
@@ -120,7 +122,10 @@ class StreamedWatch:
         if whole is None or state == self._reported:
             return []
         self._reported = state
-        return whole
+        if len(whole) == len(self._keys):
+            return whole
+        by_key = {change.key: change for change in whole}
+        return [by_key[key] for key in self._keys]  # some are watched twice
 
     async def _receive(self, response: aiohttp.ClientResponse) -> None:
         try:

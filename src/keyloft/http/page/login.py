@@ -105,10 +105,10 @@ def login_address(request: HttpRequest) -> str:
 
 
 def cookie_of(request: HttpRequest, name: str) -> str:
-    """A cookie of the page; empty if there is none."""
+    """A cookie of the page; empty if there is none, or if they can't be read or are in several headers."""
     try:
         given = SimpleCookie(request.header(b"cookie") or "").get(_cookie_name(request, name))
-    except CookieError:
+    except (CookieError, Problem):
         return ""
     return "" if given is None else given.value
 

@@ -39,6 +39,7 @@ class OverviewViews:
             "database_bytes": self._database_bytes(),
             "servers": None if engine is None else engine.health(),
             "used": None,
+            "has_others": False,
             "span": self._span(),
             "commits": sampler.commits(),
             "commit_rate": recent(sampler.commits()),
@@ -48,6 +49,7 @@ class OverviewViews:
             values["store"], values["version_counter"] = await engine.read(StoreId(), Latest())
             values["location"] = engine.location if visit.token.is_admin else None
             values["used"] = await service.usage.all(patience=0)
+            values["has_others"] = service.usage.has_others
         return PageView(template="overview.html", values=values, is_live=True)
 
     async def health(self, visit: Visit) -> PageView:
