@@ -363,7 +363,9 @@ async def test_the_first_of_all_commits_on_a_new_timeline_jumps(postgres_url: st
         [log] = await one.read(Changes(LogPosition(2)))
         assert [change.version for change in log.changes] == [jump + n for n in range(1, 7)]
         for lost in (3, jump):
-            with pytest.raises(keyloft.HistoryGone, match=f"version {lost} was given by another database, or by a primary"):
+            with pytest.raises(
+                keyloft.HistoryGone, match=f"version {lost} was given by another database, or by a primary"
+            ):
                 await one.read(Changes(LogPosition(lost)))
     # These keys are no tuples; the log has no defect.
     assert {finding.code for finding in (await keyloft.admin.check(postgres_url)).findings} == {"key"}
