@@ -143,7 +143,8 @@ async def test_a_full_or_damaged_cluster_refuses_writes_and_says_what_to_do(full
     async with keyloft.open(url, sweep_every=None) as kv:
 
         async def fill() -> None:
-            for _ in range(40):  # each replaces the one before, whose revision stays
+            # Each replaces the one before, whose revision stays. etcd learns its size by and by.
+            for _ in range(400):
                 await kv.set(("k",), b"1" * 500_000)
 
         with pytest.raises(DiskFull, match="keyloft compact"):
