@@ -161,11 +161,12 @@ def test_the_compact_form_is_what_encoding_the_value_gives(value: Any) -> None:
 _MANY_FLOATS = b"[%b]" % b",".join([b"0.5", b"-1.25", b"10.0"] * 500)
 
 
-def test_short_floats_stay_as_they_are() -> None:
-    data = b'{"a.1":%b,"b":"0.5"}' % _MANY_FLOATS
+@pytest.mark.parametrize("lists", [1, 100])
+def test_short_floats_stay_as_they_are(lists: int) -> None:
+    data = b'{"a.1":[%b],"b":"0.5","c":0.50}' % b",".join([_MANY_FLOATS] * lists)
     content, text = json_text.compact(data, 900)
     assert text == data
-    assert content == {"a.1": [0.5, -1.25, 10.0] * 500, "b": "0.5"}
+    assert content == {"a.1": [[0.5, -1.25, 10.0] * 500] * lists, "b": "0.5", "c": 0.5}
 
 
 def test_names_that_differ_in_digits_alone_are_not_doubled_beside_short_floats() -> None:

@@ -68,6 +68,12 @@ async def test_interrupts_at_any_moment_leave_commits_whole_and_nothing_locked(
         assert code == 0
 
 
+async def test_interrupts_leave_no_lock_taken_and_lose_no_event() -> None:
+    """In a process without the tracer of coverage, whose own locks an interrupt would leave taken."""
+    async with child("interrupted_locks") as process:
+        assert await process.line() == "kept"
+
+
 async def test_an_async_and_a_synchronous_store_share_a_file(tmp_path: Path) -> None:
     """In one process here, and with a second one that writes by an async store."""
     path, count = tmp_path / "shared.db", 60

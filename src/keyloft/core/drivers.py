@@ -1,4 +1,4 @@
-"""The two drivers of synchronous objects: the caller's own thread, and an event loop in a thread."""
+"""The two drivers of synchronous objects, which run their calls: the caller's thread, and an event loop in a thread."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 from keyloft import limits
 from keyloft.core.driving import iterate, run_to_end
 from keyloft.core.forks import ProcessBound
-from keyloft.core.waiting import ThreadEvent, ThreadWaiting
+from keyloft.core.waiting import ThreadEvent, ThreadLock, ThreadWaiting
 from keyloft.errors import CLOSED, Closed, ReentrantCall
 
 T = TypeVar("T")
@@ -58,8 +58,7 @@ class LoopThread(ProcessBound):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        # Reentrant: a signal's handler may call the store while its thread is in `run`.
-        self._scheduling = threading.RLock()
+        self._scheduling = ThreadLock()
         """Held while a coroutine is handed over, so that none comes after the last one."""
         self._name = name
         self._loop = asyncio.new_event_loop()
@@ -137,6 +136,8 @@ class _Call(Generic[T]):
         self._task: asyncio.Task[None] | None = None
         self._result: T | None = None
         self._error: BaseException | None = None
+        self._has_ended = False
+        """The event loop asks this, not the event: while its waiter wakes, a `ThreadEvent` looks unset."""
         self._done = ThreadEvent()
 
     def start(self) -> None:
@@ -151,6 +152,10 @@ class _Call(Generic[T]):
             BaseException
         ) as error:  # also one that ends a process: it is the caller's, and must not end the event loop
             self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._has_ended = True
         self._done.set()
 
     def wait(self) -> T:
@@ -171,11 +176,11 @@ class _Call(Generic[T]):
 
     def give_up(self) -> None:
         """If the coroutine has not ended: it was cancelled before it began, or can't be cancelled."""
-        if not self._done.is_set():
+        if not self._has_ended:
             with suppress(RuntimeError):  # it catches this, too
                 self._work.close()
             self._error = asyncio.CancelledError()
-            self._done.set()
+            self._end()
 
 
 def _serve(loop: asyncio.AbstractEventLoop, calls: "set[_Call[Any]]") -> None:

@@ -1,4 +1,4 @@
-"""Runs coroutines for callers without an event loop: on the caller's thread, or on a loop in a thread of its own.
+"""Synchronous objects over asynchronous ones: the protocol of a driver, their base class `Driven`, and lists.
 
 What is driven is written once, as coroutines. On SQLite and in memory none of them ever suspends, so that the caller's
 thread runs them to their end (ADR 18).
@@ -164,7 +164,7 @@ async def next_of(items: AsyncIterator[T]) -> T:
 
 
 async def _several(items: AsyncIterator[T], count: int) -> tuple[list[T], Exception | None, bool]:
-    """Up to so many items, the error that came after them, and whether they are the last ones."""
+    """Up to this many items, the error that came after them, and whether they are the last ones."""
     some: list[T] = []
     try:
         while len(some) < count:

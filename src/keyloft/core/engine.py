@@ -4,7 +4,7 @@ The rules that every engine keeps are the tests of `tests/engines/contract.py`.
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol, TypeAlias, overload
+from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
 from keyloft.core import records
 from keyloft.core.health import ServerHealth
@@ -23,6 +23,25 @@ class Watch(Protocol):
     async def __anext__(self) -> list[records.Change]: ...
 
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class PacedWatch(Watch, Protocol):
+    """A watch that can be waited for without its entries being read: for one who bounds what is in memory."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was closed, or the engine."""
+
+    async def wait(self) -> None:
+        """Return once there may be something to take, or it has ended."""
+
+    async def take(self) -> list[records.Change]:
+        """What there is to report now: perhaps nothing, and nothing once it has ended.
+
+        Raises:
+            HistoryGone: As by the iteration.
+        """
 
 
 class LogWatch(Protocol):
@@ -158,7 +177,7 @@ class Engine(Reader, Protocol):
         """
 
     def health(self) -> ServerHealth | None:
-        """What it knows of the servers that the database is on; None where there are none, or it keeps no account."""
+        """What it knows of the servers of the database; None if there are none, or if it does not track them."""
 
     async def aclose(self) -> None:
         """Finish or refuse the calls under way, end the watches, close the database."""

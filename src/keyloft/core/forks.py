@@ -1,7 +1,11 @@
-"""Refuses objects that were opened before a fork: two processes must not share a connection, a thread or a lock."""
+"""What happens at a fork: objects that were opened before are refused in the child, and registered functions clean up.
+
+Two processes must not share a connection, a thread or a lock.
+"""
 
 import os
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from threading import RLock
 from typing import Any
@@ -18,7 +22,7 @@ class ProcessBound:
     def __init__(self) -> None:
         self.refusal: str | None = None
         """Why it can't be used any more."""
-        with _one_fork:
+        with no_fork:
             _opened.add(self)
 
     @property
@@ -31,8 +35,14 @@ _opened: "weakref.WeakSet[ProcessBound]" = weakref.WeakSet()
 
 _forking: "list[ExitStack]" = []
 """What was locked for the fork that is under way."""
-_one_fork = RLock()
-"""Held while something is opened, and during a fork."""
+_cleanups: "list[Callable[[], None]]" = []
+no_fork = RLock()
+"""Held while something is opened that a child would inherit, and during a fork."""
+
+
+def call_in_children(clean_up: Callable[[], None]) -> None:
+    """Have a function called in every child, before the child's own code runs."""
+    _cleanups.append(clean_up)
 
 
 def _lock_for_fork() -> None:
@@ -41,7 +51,7 @@ def _lock_for_fork() -> None:
     A child that inherits a commit under way can't open that file.
     """
     locked = ExitStack()
-    locked.enter_context(_one_fork)
+    locked.enter_context(no_fork)
     _forking.append(locked)
     for lock in [opened.fork_lock for opened in _opened if opened.refusal is None and opened.fork_lock is not None]:
         if lock.acquire(timeout=limits.FORK_SECONDS):
@@ -54,10 +64,12 @@ def _unlock_after_fork() -> None:
 
 
 def _forget_after_fork() -> None:
-    """Two processes must not share a connection: its locks would not hold, and replies would reach the wrong one."""
+    """Refuse what the parent has opened: its locks would not hold, and replies would reach the wrong process."""
     for opened in _opened:
         opened.refusal = "this store was opened before a fork: open it again in this process"
     _unlock_after_fork()
+    for clean_up in _cleanups:
+        clean_up()
 
 
 if hasattr(os, "register_at_fork"):

@@ -72,7 +72,7 @@ def compact(data: bytes, most_levels: int) -> tuple[Any, bytes]:
 
 
 def collecting_no_garbage(data: bytes) -> AbstractContextManager[None]:
-    """Read a text within this, and drop what was read, too: it makes no garbage that takes a collector.
+    """Switch the garbage collector off while a text is read and dropped: what is read has no reference cycles.
 
     The collector would go through all lists and dicts of the text again and again while msgspec makes them.
     """
@@ -95,7 +95,7 @@ def _read_and_write(data: bytes) -> tuple[Any, bytes]:
 
 def _has_short_floats(data: bytes) -> bool:
     """Whether a compact text, without an escape, consists of short floats for the most part."""
-    if not limits.GC_PAUSE_BYTES <= len(data) <= limits.PLUGIN_VALUE_BYTES or data.count(b".") < len(data) // 8:
+    if len(data) < limits.GC_PAUSE_BYTES or data.count(b".") < len(data) // 8:
         return False
     return not any([byte in data for byte in (b"\\", b" ", b"\t", b"\r", b"\n")])
 
@@ -143,7 +143,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 def check_depth(data: bytes, most_levels: int) -> None:
-    """Refuse lists and dicts that nest deeper than so many levels."""
+    """Refuse lists and dicts that nest deeper than this many levels."""
     if is_deeper(data, most_levels):
         raise _too_deep(most_levels)
 
@@ -190,7 +190,7 @@ def quotes(data: bytes) -> int:
 
 
 def is_deeper(data: bytes, most_levels: int) -> bool:
-    """Whether lists and dicts nest deeper in a JSON text than so many levels."""
+    """Whether lists and dicts nest deeper in a JSON text than this many levels."""
     if len(data) <= most_levels:  # and not twice as many: a text that is not JSON may close none of its brackets
         return False
     # `find` is several times as fast as `count`. The outermost bracket is the first character.

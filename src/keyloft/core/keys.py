@@ -18,6 +18,7 @@ import math
 import struct
 from collections.abc import Sequence
 from itertools import repeat
+from operator import itemgetter
 from typing import Final, TypeAlias
 
 from keyloft import limits
@@ -38,6 +39,9 @@ _ZERO, _LONG_NEGATIVE, _LONG_POSITIVE = 0x14, 0x0B, 0x1D
 _NAN = b"\x21\xff\xf8\x00\x00\x00\x00\x00\x00"
 _DOUBLE, _BITS = struct.Struct(">d"), struct.Struct(">Q")
 _SIGN, _ALL_BITS = 2**63, 2**64 - 1
+_MOST_BETWEEN = limits.KEY_BYTES - 2
+"""How many bytes a key may have between its first and its last one."""
+_last_byte = itemgetter(-1)
 _INVERT = bytes(255 - byte for byte in range(256))
 
 
@@ -60,6 +64,15 @@ def encode(key: KeyLike, name: str = "key") -> bytes:
     Raises:
         InvalidKey: The key is empty, too long, or has a part that keys can't have.
     """
+    if type(key) is tuple:
+        for part in key:
+            if type(part) is not str:
+                break
+        else:
+            # The common case, texts alone, in two thirds of the time: 00 stands only where one of them ends.
+            texts = "\x00\x02".join(key)
+            if texts.count("\x00") == len(key) - 1 and len(texts) <= _MOST_BETWEEN and texts.isascii():
+                return f"\x02{texts}\x00".encode()
     encoded = encode_prefix(key, name)
     if not encoded:
         raise InvalidKey(f"{name}: expected at least one part; () can only be a prefix")
@@ -77,9 +90,11 @@ def encode_prefix(prefix: KeyLike, name: str = "prefix") -> bytes:
     parts: list[bytes] = []
     try:
         for part in prefix:
-            # The common case stays here, to spare it a call per part.
+            # The common cases stay here, to spare them a call per part.
             if type(part) is str and "\x00" not in part:
                 parts.append(b"\x02%b\x00" % part.encode())
+            elif type(part) is int:
+                parts.append(encode_int(part))
             else:
                 parts.append(_encode_part(part))
     except UnicodeEncodeError:
@@ -179,12 +194,13 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
                 return list(zip(*map(repeat, parts), numbers, strict=False))
     if many[0][-1:] == b"\x00":
         head = many[0][: -len(last.encode()) - 1] if type(last) is str else LAST
-        # If each has one 00, at its end, each ends with one text.
-        if many[-1].startswith(head) and all([encoded[-1] == 0 for encoded in many]):
-            tails = b"".join([encoded[len(head) :] for encoded in many])
-            if tails.count(0) == len(many):
+        if many[-1].startswith(head) and set(map(_last_byte, many)) == {0}:
+            joined = b"".join(many)
+            # If what follows the head has one 00, at its end, in each of them, it is one text.
+            if joined.count(0) == len(many) * (head.count(0) + 1):
                 with contextlib.suppress(UnicodeDecodeError):
-                    return list(zip(*map(repeat, parts), tails[:-1].decode().split("\x00"), strict=False))
+                    texts = joined[len(head) : -1].replace(b"\x00" + head, b"\x00").decode().split("\x00")
+                    return list(zip(*map(repeat, parts), texts, strict=False))
     return [decode(encoded) for encoded in many]
 
 
@@ -207,8 +223,10 @@ def _encode_part(part: object) -> bytes:
 
 def encode_int(number: int) -> bytes:
     """The bytes of an int as a part of a key."""
+    size = (number.bit_length() + 7) // 8
+    if size <= 8 and number >= 0:  # in half the time
+        return ((_ZERO + size << 8 * size) + number).to_bytes(size + 1, "big")
     magnitude = abs(number)
-    size = (magnitude.bit_length() + 7) // 8
     if size > limits.KEY_INT_BYTES:
         raise InvalidKey(f"an int of {size:,} bytes; a key takes ints of at most {limits.KEY_INT_BYTES} bytes")
     data = magnitude.to_bytes(size, "big") if size <= 8 else bytes((size,)) + magnitude.to_bytes(size, "big")

@@ -276,7 +276,7 @@ def merge(
 
 
 def version_after_jump(*counters: int) -> int:
-    """The next version of a database that was restored or copied: one that no counter of those reaches by commits.
+    """The next version of a restored or copied database: a multiple of VERSION_JUMP above all these counters.
 
     Raises:
         DatabaseError: There are no versions left.

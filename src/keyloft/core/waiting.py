@@ -3,6 +3,7 @@
 With threads, a coroutine never suspends: what it awaits blocks its thread, and returns.
 """
 
+import _thread
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
@@ -86,8 +87,24 @@ class LoopWaiting:
         pass
 
 
-ThreadLock = threading.RLock
-"""The kind of lock of what a signal's handler may interrupt: its thread takes it a second time, and goes on."""
+class ThreadLock(_thread.RLock):  # type: ignore[misc]  # typeshed calls it final, and it is not
+    """The kind of lock of what a signal's handler may interrupt: its thread takes it a second time, and goes on.
+
+    `with` takes it, and nothing else does: an exception of a handler never leaves it taken. Python 3.14 runs handlers
+    also between the return of a built-in `__enter__` and the block that `__exit__` belongs to. It does not do so after
+    one that is written in Python.
+    """
+
+    def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool:
+        try:
+            return self.acquire(blocking, timeout)
+        except BaseException:
+            # Before `acquire` returned, or after it: no handler runs between here and the release.
+            try:  # noqa: SIM105
+                self.release()
+            except RuntimeError:  # it was not taken
+                pass
+            raise
 
 
 def refuse_reentry(lock: Any) -> None:
@@ -122,9 +139,18 @@ class ThreadEvent:
         self._while_unset.acquire(blocking=False)
 
     def block(self) -> None:
-        """Block this thread until the event is set. It may return once more just after `clear`."""
-        with suppress(RuntimeError), self._while_unset:  # `set` may release it first
-            pass
+        """Block this thread until the event is set. It may return once more just after `clear`.
+
+        If a handler raises here, the event may be set that was not. That wakes a thread once too often, and none too
+        seldom.
+        """
+        try:
+            self._while_unset.acquire()
+        finally:
+            try:  # noqa: SIM105
+                self._while_unset.release()
+            except RuntimeError:  # `set` has released it
+                pass
 
     def block_for(self, seconds: float) -> None:
         """The same for a limited time, in a thread that no signal interrupts: not the main one."""
@@ -152,7 +178,7 @@ class ThreadJob:
         return not self._thread.is_alive()
 
     def cancel(self) -> None:
-        """What it waits for is set by the one that calls this."""
+        """Do nothing: the caller sets the event that the job waits for, and the job ends."""
 
 
 class ThreadWaiting:
