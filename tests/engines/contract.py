@@ -1242,6 +1242,46 @@ class EngineContract:
         while b"live" not in seen:
             seen |= values_of(await next_of(watch))
 
+    async def test_an_empty_store_is_watched_from_its_beginning(self, engine: Engine) -> None:
+        watch = engine.watch(Scan(A, START, END, 1), since=0)
+        waiting = asyncio.create_task(next_of(watch))
+        for _ in range(5):
+            await asyncio.sleep(0)  # it does not keep the event loop busy
+        await write(engine, put(b"a"))
+        assert values_of(await waiting) == {b"a": b'"v"'}
+
+    @pytest.mark.parametrize("is_away", [False, True])
+    async def test_large_values_are_reported_in_parts(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch, is_away: bool
+    ) -> None:
+        """From the end of each part another watch continues, and misses nothing."""
+        monkeypatch.setattr("keyloft.limits.WATCH_REPORT_BYTES", 3000)
+        [before] = await engine.read(Latest())
+        everything = Scan(A, START, END, 1)
+        watch = engine.watch(everything, since=before) if is_away else engine.watch(everything)
+        value = b'"%s"' % (b"x" * 998)
+        for number in range(6):
+            await write(engine, put(b"one%d" % number, value))
+        await write(engine, *[put(b"all%02d" % number, value) for number in range(12)], Delete(A, b"one0"))
+        end = await write(engine, put(b"last", value))
+        expected = {b"last": value, b"one0": None}
+        expected |= dict.fromkeys([b"one%d" % number for number in range(1, 6)], value)
+        expected |= dict.fromkeys([b"all%02d" % number for number in range(12)], value)
+        seen: dict[bytes, bytes | None] = {}
+        while seen != expected:
+            changes = await next_of(watch)
+            assert sum([0 if each.record is None else len(each.record.value) for each in changes]) <= 3000
+            seen |= values_of(changes)
+            assert watch.reported_to is not None
+            resumed, found = engine.watch(everything, since=watch.reported_to), dict(seen)
+            while watch.reported_to < end.version and found != expected:
+                found |= values_of(await next_of(resumed))
+            assert found == expected
+            await resumed.aclose()
+        assert watch.reported_to == end.version
+        await write(engine, put(b"more", b"1"))
+        assert values_of(await next_of(watch)) == {b"more": b"1"}
+
     # Submitting
 
     async def test_a_submitted_batch_is_committed_and_reported(self, engine: Engine) -> None:

@@ -113,8 +113,8 @@ async def test_a_clock_that_was_set_far_back_refuses_writes_by_name(tmp_path: Pa
         await kv.set(("k",), 4)
 
 
-async def test_a_batch_of_a_hundred_thousand_keys_reaches_watches_in_slices(tmp_path: Path) -> None:
-    count = 100_000
+async def test_a_batch_of_many_thousand_keys_reaches_watches_in_slices(tmp_path: Path) -> None:
+    count = 30_000
     async with keyloft.open(tmp_path / "app.db", sweep_every=None) as kv:
         watch = kv.watch(prefix=("huge",))
         stamp = await kv.set_many({("huge", number): number for number in range(count)})

@@ -4,19 +4,9 @@ import asyncio
 from typing import Any
 
 import requests
-import schemathesis.openapi
 from hypothesis import HealthCheck, Phase, given
-from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from tests.support.examples import examples
-
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 async def check_answers(document: dict[str, Any], url: str, token: str, usual: int) -> list[str]:
@@ -35,6 +25,18 @@ async def check_answers(document: dict[str, Any], url: str, token: str, usual: i
 
 
 def _check(document: dict[str, Any], url: str, token: str, usual: int) -> list[str]:
+    # Here, because every worker of a run imports this module, and few use it.
+    import schemathesis.openapi
+    from schemathesis import GenerationMode
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    expected = [
+        not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+    ]
     checked = []
     with requests.Session() as session:
         found: Any
@@ -55,7 +57,7 @@ def _check(document: dict[str, Any], url: str, token: str, usual: int) -> list[s
                 def send(case: Any) -> None:
                     headers = {"authorization": f"Bearer {token}"}
                     response = case.call(base_url=url, session=session, headers=headers, timeout=30)
-                    case.validate_response(response, checks=CHECKS)
+                    case.validate_response(response, checks=expected)
 
                 send()
             checked.append(operation.label)

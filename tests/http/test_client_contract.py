@@ -64,6 +64,8 @@ READS_OF_SEVERAL_KINDS: Final = (
     "test_a_long_batch_that_fails_leaves_nothing",
     "test_the_time_is_that_by_which_entries_expire",
 )
+BOUNDS_OF_THIS_PROCESS: Final = ("test_large_values_are_reported_in_parts",)
+"""The service has its own; tests/http/test_watch_memory.py is about those."""
 CHANGES_REPORTED_ONCE: Final = ("test_a_watch_is_continued_from_the_last_version_that_was_seen",)
 """Watches share the last events of the service: one that goes on may get again what it knows."""
 KEYS_THAT_ARE_NO_TUPLES: Final = ("test_binary_values_come_back_as_they_were",)
@@ -189,6 +191,7 @@ for name in (
     *THE_CHANGE_LOG,
     *WHAT_HAS_EXPIRED,
     *READS_OF_SEVERAL_KINDS,
+    *BOUNDS_OF_THIS_PROCESS,
     *CHANGES_REPORTED_ONCE,
     *KEYS_THAT_ARE_NO_TUPLES,
 ):

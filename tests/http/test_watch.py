@@ -62,6 +62,17 @@ async def test_a_key_that_is_named_several_times_is_reported_once(api: RunningAp
         assert [entry["key"] for entry in (await events.next())[2]["entries"]] == ["b", "a"]
 
 
+async def test_a_client_of_keys_that_is_cut_off_before_the_first_state_has_no_id_to_continue_from(
+    api: RunningApi,
+) -> None:
+    await api.put("/v1/kv/a", 1)
+    async with api.watch("key=a") as events:
+        assert (await events.next())[:2] == ("ready", None)
+        name, version, _ = await events.next()
+        assert name == "change"
+        assert version is not None
+
+
 @pytest.mark.parametrize("number", [3, limits.HTTP_PAGE_ROWS + 1])
 async def test_keys_whose_values_are_too_large_for_one_event_are_refused(
     api: RunningApi, monkeypatch: pytest.MonkeyPatch, number: int

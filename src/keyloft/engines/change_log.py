@@ -75,6 +75,9 @@ def pack(
         base: The version before the group.
         appended: For each key that contains its version, what stands before and after the version.
     """
+    if len(changes) == 1 and not appended:  # a lone caller's
+        [c] = changes
+        return [_checked(_encode([(c.version - base, _NUMBERS[c.space], c.kind, c.key)]))]
     if len(changes) <= _CHANGES_PER_PART and not appended:  # most groups
         return _split([(c.version - base, _NUMBERS[c.space], c.kind, c.key) for c in changes]) if changes else [EMPTY]
     parts: list[bytes] = []
@@ -89,10 +92,14 @@ def pack(
     return parts or [EMPTY]
 
 
+def _checked(data: bytes) -> bytes:
+    return data + crc32(data).to_bytes(_CHECKSUM_BYTES)
+
+
 def _split(packed: list[tuple[Any, ...]]) -> list[bytes]:
     data = _encode(packed)
     if len(data) <= limits.LOG_PART_BYTES or len(packed) == 1:
-        return [data + crc32(data).to_bytes(_CHECKSUM_BYTES)]
+        return [_checked(data)]
     half = len(packed) // 2
     return _split(packed[:half]) + _split(packed[half:])
 

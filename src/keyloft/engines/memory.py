@@ -217,7 +217,7 @@ class MemoryEngine:
             case records.Scan():
                 return table.scan(ask, now)
             case records.Count():
-                return sum(record.is_alive(now) for record in table.between(ask.start, ask.end))
+                return table.count(ask.start, ask.end, now)
             case records.Expired():
                 return [replace(table.records[key], value=b"") for key in table.due(now, ask.limit)]
             case records.Due():
@@ -267,7 +267,7 @@ class _ChangeLog:
         change_log.check_kept(after, oldest.base, latest)
         first = max(after.version - oldest.version, 0)  # each row is one version, but for that of an empty store
         changes: list[LoggedChange] = []
-        end = after
+        end = after if after.version >= oldest.version else LogPosition(oldest.version)
         at_row = first if after.part != records.WHOLE else first + 1
         skipped = after.part if after.part != records.WHOLE else 0
         for row in islice(self._rows, at_row, None):
@@ -306,6 +306,11 @@ class _SortedRecords:
         if ask.keys_only:
             values = (b"",) * len(found)
         return Page(keys, values, encodings, versions, expiries, *((created, updated) if ask.times else ()))
+
+    def count(self, start: Key, end: Key, now: int) -> int:
+        """How many live entries there are in a range: all but the expired ones, which are few."""
+        expired = [key for _, key in self._expiring(0, now) if start <= key < end]
+        return self._keys.count(start, end) - len(expired)
 
     def due(self, now: int, limit: int) -> list[Key]:
         """The keys that have expired, longest overdue first."""

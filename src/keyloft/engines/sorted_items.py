@@ -51,6 +51,14 @@ class SortedItems:
                 return
             first = 0
 
+    def count(self, start: Any, end: Any) -> int:
+        """How many items there are in `[start, end)`, without going through them."""
+        if not self._chunks or end <= start:
+            return 0
+        first, last = self._chunk_of(start), self._chunk_of(end)
+        before = sum(map(len, self._chunks[first:last]))
+        return before + bisect_left(self._chunks[last], end) - bisect_left(self._chunks[first], start)
+
     def descending(self, start: Any, end: Any, *, after: bool = False) -> Iterator[Any]:
         """The same items from the last to the first."""
         if not self._chunks:

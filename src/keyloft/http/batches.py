@@ -113,9 +113,13 @@ class KeyBatches:
         texts = list(map(shown_key, encoded))
         async with self._gets:
             await request.room()
-            records = await _read(engine, [Get(_TUPLES, key) for key in encoded])
-            entries = [wire_entry(text, record) for text, record in zip(texts, records, strict=True)]
-            body = to_json({"entries": entries})
+            gets = [Get(_TUPLES, key) for key in encoded]
+            records = await _read(engine, gets)
+            while _size_of(records) > limits.HTTP_LARGE_VALUE_BYTES and request.must_wait():
+                records = []  # not kept while this waits: another large answer was made meanwhile
+                await request.room()
+                records = await _read(engine, gets)
+            body = _answer(texts, records)
         audit_log.read(request.token, "read", store, texts)
         return HttpReply(body)
 
@@ -180,8 +184,23 @@ async def _read(engine: Engine, gets: list[Get]) -> list[Record | None]:
     return records
 
 
+def _answer(texts: Sequence[str], records: list[Record | None]) -> bytes:
+    """The answer with some entries. Of large ones, each record is dropped as soon as its part is made."""
+    if _size_of(records) <= limits.HTTP_PAGE_BYTES:
+        return to_json({"entries": [wire_entry(text, record) for text, record in zip(texts, records, strict=True)]})
+    parts: list[bytes] = []
+    records.reverse()
+    for text in texts:
+        parts += (b"," if parts else b'{"entries":[', to_json(wire_entry(text, records.pop())))
+    return b"".join([*parts, b"]}"])
+
+
+def _size_of(records: Sequence[Record | None]) -> int:
+    return sum([len(record.value) for record in records if record is not None])
+
+
 def _check_size(records: list[Record | None]) -> None:
-    if sum([len(record.value) for record in records if record is not None]) > limits.HTTP_REPLY_BYTES:
+    if _size_of(records) > limits.HTTP_REPLY_BYTES:
         raise ReplyTooLarge("keys: their values are too large for one answer; ask for fewer at a time")
 
 

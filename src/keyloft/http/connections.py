@@ -120,9 +120,10 @@ class ConnectionTable(ServerState):
             self._arriving_bytes -= size
 
     def unsent(self, connection: "HttpConnection") -> None:
-        """A response is complete, and its client has not read all of it yet."""
+        """A response, or some events of a watch, are sent, and the client has not read all of it yet."""
         # Also for one that is there already: it has read its last response before this one was sent.
-        self._unsent.pop(connection, None)
+        if (earlier := self._unsent.pop(connection, None)) is not None:
+            self._unsent_bytes -= earlier.size
         unread = self._unsent[connection] = _Unread(self._now())
         unread.size = _unsent_bytes(connection)
         self._unsent_bytes += unread.size

@@ -97,7 +97,9 @@ class HttpContext:
             return found
         engine = self.database()
         if name in (".", ".."):
-            raise InvalidArgument("name: the stores . and .. can't be reached over HTTP; URL parsers fold them")
+            raise InvalidArgument(
+                "name: the stores . and .. can't be reached over HTTP, because URL parsers resolve them"
+            )
         if len(self._stores) >= limits.HTTP_KNOWN_STORES:
             self._stores.clear()
         store = Store(engine if name is None else NamedEngine(engine, check_name(name)))

@@ -191,7 +191,7 @@ RANGE: Final = {
             parameter("past", "Instead of start: begin behind this key and all keys below it."),
             parameter(
                 "limit",
-                f"At most so many; {limits.HTTP_LIST_ENTRIES} if not given.",
+                f"How many at most; {limits.HTTP_LIST_ENTRIES} if not given.",
                 {"type": "integer", "minimum": 1, "maximum": limits.HTTP_LONGEST_LIST},
             ),
             parameter("reverse", "The last ones first.", _FLAG),

@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from keyloft import limits
 from keyloft.http.problems import Problem
 from keyloft.http.replies import AsgiScope, Headers
 from keyloft.http.requests import header_of
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _ALLOWED_HEADERS: Final = b"authorization, content-type, if-match, if-none-match, last-event-id, accept"
-_REMEMBERED: Final = 256
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:@/\[\]]+))(?::[0-9]{1,5})?")
 
 
@@ -80,7 +80,7 @@ class Origins:
         name = _name_of(host.decode("latin-1"))
         # An address is safe as a Host: unlike a name, it can't be made to resolve to another one.
         is_allowed = name in self._hosts or name == server or _is_loopback(name)
-        if len(self._known) >= _REMEMBERED:
+        if len(self._known) >= limits.HTTP_KNOWN_HOSTS:
             self._known.clear()
         self._known[host, server] = is_allowed
         return is_allowed

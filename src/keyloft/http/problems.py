@@ -86,7 +86,7 @@ def problem_of(error: errors.KeyloftError) -> Problem:
         # An argument of `keyloft.open`, which HTTP clients do not call.
         detail = detail.partition("; max_value_bytes")[0]
     elif isinstance(error, errors.CommitUnknown):
-        detail = "the connection to the database was lost during this write: it was made or not; read to find out"
+        detail = "the connection to the database was lost during this write: it may have been made; read to find out"
         headers = ()
     elif isinstance(error, errors.Closed):
         return Problem(status, errors.Unreachable.code, "the service is ending; nothing was written", headers=headers)

@@ -31,7 +31,7 @@ class KeyRanges:
 
     def __init__(self, context: HttpContext) -> None:
         self._context = context
-        # A page may hold large values: only so many are made at a time.
+        # A page may hold large values: only this many are made at a time.
         self._pages = asyncio.Semaphore(limits.HTTP_LISTS)
 
     async def list(self, request: HttpRequest) -> HttpReply:

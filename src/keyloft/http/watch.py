@@ -1,14 +1,14 @@
 """The routes of watches: changes as server-sent events."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from keyloft import limits
 from keyloft.core.records import Get, Scan, Space
 from keyloft.errors import InvalidArgument
 from keyloft.http import audit_log
-from keyloft.http.channels import HEARTBEAT, EventChannel, EventListener, WatchedKeys
+from keyloft.http.channels import HEARTBEAT, EventChannel, EventListener, WatchedKeys, WatchTurns
 from keyloft.http.connections import HttpConnection
 from keyloft.http.context import HttpContext
 from keyloft.http.descriptions import WATCH
@@ -62,6 +62,16 @@ class EventStream:
         """Send the head of the answer."""
         await begin_events(self._request)
 
+    @property
+    def room(self) -> Callable[[], Awaitable[None]]:
+        """Waits until more may be sent: not while clients have too much unread."""
+        return self._connection.server_state.room
+
+    def beat(self) -> None:
+        """Send a comment, unless the client has events to read."""
+        if not self._connection.transport.get_write_buffer_size():
+            self.write(HEARTBEAT)
+
     async def until_end(self) -> None:
         """Return when the client is gone, or there will be no more events; the answer is then complete."""
         gone = asyncio.ensure_future(self._request.wait_for_end())
@@ -80,8 +90,25 @@ class EventStream:
             return
         if transport.get_write_buffer_size() > limits.HTTP_LISTENER_BYTES:
             transport.abort()
-        else:
-            transport.write(chunk)
+            return
+        transport.write(chunk)
+        if transport.get_write_buffer_size() > limits.HTTP_LISTENER_BYTES:
+            self._connection.server_state.unsent(self._connection)
+
+    async def has_read(self, seconds: float) -> bool:
+        """Wait until the client has read most of what was sent, or is gone; returns False after so many seconds."""
+        if not self._connection.is_unread:
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                await self._connection.has_read()
+        except TimeoutError:
+            return False
+        return True
+
+    def cut_off(self) -> None:
+        """End the connection of a client that does not read."""
+        self._connection.abort()
 
     def end(self) -> None:
         """There will be no more events."""
@@ -96,6 +123,7 @@ class ChannelTable:
         self._context = context
         self._channels: dict[tuple[str | None, WatchedKeys], list[EventChannel]] = {}
         self._streams: dict[EventStream, None] = {}
+        self._turns = WatchTurns()
         self._beating: asyncio.Task[None] | None = None
 
     async def watch(self, request: HttpRequest) -> HttpReply | None:
@@ -118,13 +146,15 @@ class ChannelTable:
         return None
 
     async def _listen(self, store: str | None, asks: WatchedKeys, since: int | None, stream: EventStream) -> None:
-        channel = self._channel(store, asks, since)
-        listener = EventListener(stream.write, stream.end)
+        await stream.room()
+        channel = self._channel(store, asks, since, stream)
+        listener = EventListener(write=stream.write, has_read=stream.has_read, cut_off=stream.cut_off, end=stream.end)
         channel.users += 1
         try:
             await channel.start()
             audit_log.read(stream.token, "watch", store, map(_shown, asks))
             await stream.begin()
+            await stream.room()
             if not channel.join(listener, since):
                 stream.end()  # its client connects again, and gets another channel
             if self._beating is None:
@@ -144,12 +174,12 @@ class ChannelTable:
         if self._beating is not None:
             self._beating.cancel()
 
-    def _channel(self, store: str | None, asks: WatchedKeys, since: int | None) -> EventChannel:
+    def _channel(self, store: str | None, asks: WatchedKeys, since: int | None, stream: EventStream) -> EventChannel:
         """A channel that can serve a new listener; a new one if there is none."""
         for channel in self._channels.get((store, asks), ()):
             if channel.serves(since):
                 return channel
-        channel = EventChannel(self._context.store(store).engine, asks, since)
+        channel = EventChannel(self._context.store(store).engine, asks, since, self._turns, stream.room)
         self._channels.setdefault((store, asks), []).append(channel)
         return channel
 
@@ -164,7 +194,7 @@ class ChannelTable:
             await asyncio.sleep(limits.HTTP_HEARTBEAT_SECONDS)
             for stream in list(self._streams):
                 if self._context.tokens.is_valid(stream.token):
-                    stream.write(HEARTBEAT)
+                    stream.beat()
                 else:
                     stream.end()
 

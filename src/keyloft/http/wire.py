@@ -107,7 +107,9 @@ def check_dots(path: str) -> None:
         InvalidKey: There is one.
     """
     if _DOTS.search(path):
-        raise InvalidKey("key: the parts . and .. are written =. and =.. in a path; URL parsers fold them otherwise")
+        raise InvalidKey(
+            "key: the parts . and .. are written =. and =.. in a path; URL parsers would resolve them otherwise"
+        )
 
 
 def read_key(text: str, name: str = "key") -> bytes:

@@ -86,6 +86,18 @@ WATCH_CHECK_SECONDS: Final = 1.0
 WATCH_PENDING_KEYS: Final = 10_000
 """A watch of a range with more changed keys to report than this forgets them, and reads the change log again."""
 
+WATCH_REPORT_BYTES: Final = 1024 * 1024
+"""A watch of a range reports no further entries at a time once their values have so many bytes."""
+
+WATCH_FIRST_KEYS: Final = 4
+"""How many keys such a watch reads at a time at first: how large their values are is not known before they are read."""
+
+WATCH_GROWTH: Final = 4
+"""How many times as many it may read next."""
+
+WATCH_READ_KEYS: Final = 32
+"""The most keys that it reads at a time: should small values be followed by such of 1 MiB, they fit memory, too."""
+
 WATCH_DUE_KEYS: Final = 1000
 """About how many expired keys are read at a time for watches."""
 
@@ -96,7 +108,7 @@ WATCHES_WOKEN_AT_ONCE: Final = 64
 """How many watches are woken before the event loop runs them: each reads what its user waits for."""
 
 WATCH_INLINE_CALLS: Final = 1000
-"""After so many calls of watches, the event loop runs other tasks before the next change is dispatched. Where many
+"""After this many calls of watches, the event loop runs other tasks before the next change is dispatched. Where many
 watches have the same keys, the changes of one group take long to dispatch."""
 
 WATCH_INLINE_CHANGES: Final = 1000

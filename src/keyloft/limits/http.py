@@ -100,6 +100,22 @@ HTTP_KEPT_EVENTS: Final = 256
 HTTP_KEPT_EVENT_BYTES: Final = 1024 * 1024
 """The most bytes of these events."""
 
+HTTP_WATCH_READS: Final = 16
+"""How many watches read entries at a time."""
+
+HTTP_LARGE_READS: Final = 2
+"""How many watches of keys read them at a time whose values are large, or of which that is not known yet."""
+
+HTTP_LARGE_STATES: Final = 4
+"""How many watches of keys have more than HTTP_KEPT_EVENT_BYTES in memory at a time, up to HTTP_REPLY_BYTES each: these
+are sent in parts, while their clients read."""
+
+HTTP_WAITING_STATES: Final = 16
+"""How many further ones may wait for that; a watch that would be one more is refused."""
+
+HTTP_READ_CHECK_SECONDS: Final = 0.25
+"""How often it is checked, while a listener reads a large event, whether others wait for it."""
+
 HTTP_LISTENER_BYTES: Final = 256 * 1024
 """A listener that has more bytes of events unread is cut off; it can come back for them."""
 
@@ -134,7 +150,7 @@ HTTP_FULL_PAUSE_SECONDS: Final = 0.02
 """The pause between two checks whether they have read enough meanwhile."""
 
 HTTP_STILL_CHECKS: Final = 25
-"""A client that has read nothing in so many checks, half a second, is cut off while others wait. Not by time: while
+"""A client that has read nothing in this many checks, half a second, is cut off while others wait. Not by time: while
 the event loop is busy, nothing is sent."""
 
 HTTP_LARGE_VALUE_BYTES: Final = 64 * 1024
@@ -181,6 +197,9 @@ OFREP_POLLING_MILLISECONDS: Final = 1000
 
 HTTP_KNOWN_STORES: Final = 256
 """How many named stores are kept ready."""
+
+HTTP_KNOWN_HOSTS: Final = 256
+"""For how many Host headers it is remembered that they are allowed."""
 
 HTTP_TOKEN_CHARACTERS: Final = 16
 """The shortest token that a person may choose."""

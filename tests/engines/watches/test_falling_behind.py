@@ -16,10 +16,11 @@ _KEYS = 60
 _STEPS = 150
 
 
-@pytest.fixture(autouse=True)
-def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[limits.WATCH_REPORT_BYTES, 4], ids=["whole", "in parts"])
+def _small_slices(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Every watch falls behind, and reads the log in many slices."""
     for name, number in (
+        ("WATCH_REPORT_BYTES", request.param),
         ("WATCH_PENDING_KEYS", 20),
         ("WATCH_DUE_KEYS", 5),
         ("LOG_SLICE_ROWS", 3),

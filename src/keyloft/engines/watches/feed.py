@@ -32,8 +32,9 @@ from keyloft.core.waiting import Job, LoopWaiting, Waiting
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.watches.followed import FollowedLog
 from keyloft.engines.watches.interest import Interest, Registration
+from keyloft.engines.watches.key_watch import KeyWatch
 from keyloft.engines.watches.slices import SharedSlices
-from keyloft.engines.watches.watch import EngineWatch, KeyWatch, RangeWatch, WakeCall
+from keyloft.engines.watches.watch import EngineWatch, RangeWatch, WakeCall
 from keyloft.errors import Closed, DatabaseError, HistoryGone, Undecodable
 
 logger = logging.getLogger(__name__)

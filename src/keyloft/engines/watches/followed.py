@@ -1,6 +1,6 @@
 """Reports the changes of a range, or of some keys, one by one as the change log has them, without their entries."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -33,9 +33,13 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
     def _slot(self, change: LoggedChange) -> Hashable:
         return change.version, change.key
 
-    async def _report(self, changes: Iterable[LoggedChange], up_to: int) -> list[LoggedChange]:
+    def _ordered(self, changes: Iterable[LoggedChange]) -> list[LoggedChange]:
+        return sorted(changes, key=lambda change: (not change.version, change.version, change.key))
+
+    async def _report(self, changes: Sequence[LoggedChange], up_to: int) -> tuple[list[LoggedChange], int]:
+        """All of them: none has a value."""
         reported: list[LoggedChange] = []
-        for change in sorted(changes, key=lambda change: (not change.version, change.version, change.key)):
+        for change in changes:
             if not change.version:
                 # It may have been written again meanwhile: then the log has that.
                 [record] = await self._feed.reader.read(Get(self._space, change.key))
@@ -48,7 +52,7 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
                 if self._reported_expiries:
                     self._reported_expiries.discard(change.key)
                 reported.append(change)
-        return reported
+        return reported, len(changes)
 
     def _note_expiry(self, key: Key) -> None:
         if self._reported_expiries is None or len(self._reported_expiries) >= limits.WATCH_PENDING_KEYS:

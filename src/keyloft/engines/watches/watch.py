@@ -1,12 +1,14 @@
-"""What a watch is to its user: an async iterator over the changes of some keys, or of a range.
+"""What a watch is to its user: an async iterator over changes; and watches of a range, which follow the change log.
 
 A watch learns from the feed which keys changed, and reads their entries when its user asks for the next changes. So it
-holds keys that changed and are not yet reported, at most a bounded number of them, and no entries.
+holds keys that changed and are not yet reported, at most a bounded number of them, and no entries. Of large entries, it
+reads and reports a few at a time.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
@@ -15,12 +17,13 @@ from keyloft import limits
 from keyloft.core.records import (
     Change,
     ChangeKind,
-    Changes,
     Due,
+    DuePage,
     Get,
     Key,
     LoggedChange,
     LogPosition,
+    LogSlice,
     Record,
     Space,
 )
@@ -75,19 +78,23 @@ class EngineWatch(ABC, Generic[T]):
         return self
 
     async def __anext__(self) -> list[T]:
-        assert not isinstance(self._woken, WakeCall), "one with a WakeCall is not iterated"
         self._check_usable()
-        self._feed.waiting.check_may_wait()
         while True:
-            self._feed.awaited.add(self)
-            try:
-                await self._woken.wait()
-            finally:
-                self._feed.awaited.discard(self)
+            await self.wait()
             if changes := await self.take():
                 return changes
             if self._ended:
                 raise StopAsyncIteration
+
+    async def wait(self) -> None:
+        """Return once there may be something to report."""
+        assert not isinstance(self._woken, WakeCall), "one with a WakeCall is not waited for"
+        self._feed.waiting.check_may_wait()
+        self._feed.awaited.add(self)
+        try:
+            await self._woken.wait()
+        finally:
+            self._feed.awaited.discard(self)
 
     async def take(self) -> list[T]:
         """What there is to report now, without waiting for more: perhaps nothing, and nothing once it has ended."""
@@ -180,62 +187,17 @@ class EngineWatch(ABC, Generic[T]):
         """What changed since the last call; if this raises, nothing counts as reported."""
 
 
-class KeyWatch(EngineWatch[Change]):
-    """The state of some keys: once at first, or with `since` once one has changed; then whenever one changed."""
+class _Portion(Struct):
+    """Changes of a backlog that were read together, and are reported together or in parts."""
 
-    def __init__(self, feed: "ChangeFeed", gets: list[Get], since: int | None) -> None:
-        super().__init__(feed)
-        self._gets = gets
-        self._since = since
-        self._reported: list[tuple[int, int | None] | None] | None = None
-
-    def start(self, version: int, at: int) -> None:
-        super().start(version, at)
-        # Not before: what changed between a first read and the start would be missed.
-        self._woken.set()
-
-    def changed(self, change: LoggedChange) -> None:
-        if self._started_at is None or change.version > self._started_at:
-            self._woken.set()
-
-    def expired(self, key: Key) -> None:
-        self._woken.set()
-
-    def lost(self, gone: HistoryGone) -> None:
-        self._woken.set()  # a comparison with what was reported tells what changed
-
-    async def _read_changes(self) -> list[Change]:
-        if self._since is not None and not await self._has_changed(self._since):
-            self._since = None
-            return []
-        reached = self._feed.last_version
-        records = await self._feed.reader.read(*self._gets)
-        self.reported_to = max(reached, self.reported_to or 0)
-        state = [None if record is None else (record.version, record.expires_at) for record in records]
-        if state == self._reported:
-            return []
-        self._since, self._reported = None, state
-        return [Change(get.key, record) for get, record in zip(self._gets, records, strict=True)]
-
-    async def _has_changed(self, since: int) -> bool:
-        """Whether one of the keys changed, or its entry expired, after a version."""
-        position = LogPosition(since)
-        [piece] = await self._feed.reader.read(Changes(position))
-        began, addresses = piece.began, self.registration.addresses
-        while not any([(change.space, change.key) in addresses for change in piece.changes]):
-            if piece.is_last:
-                stored = await self._feed.reader.read(
-                    *[Get(get.space, get.key, include_expired=True) for get in self._gets]
-                )
-                alive = await self._feed.reader.read(*self._gets)
-                return any(
-                    record is not None and record.expires_at is not None and record.expires_at > began and now is None
-                    for record, now in zip(stored, alive, strict=True)
-                )
-            position = piece.end
-            await asyncio.sleep(0)
-            [piece] = await self._feed.reader.read(Changes(position))
-        return True
+    changes: Sequence[LoggedChange]
+    """Those that are not yet reported, in the order in which they are."""
+    up_to: int
+    """The version that is reached with them."""
+    read: LogSlice | DuePage
+    """What they were read from."""
+    expired_to: int = 0
+    """Of a page of expiries, up to which moment the feed had dispatched them before it was read."""
 
 
 class _Backlog(Struct):
@@ -251,6 +213,8 @@ class _Backlog(Struct):
     """The clock was set back, so that the feed is ahead of it; the feed reads these expiries again."""
     slice: SharedSlice | None = None
     """What it has read last: it is kept for others that read the same."""
+    portion: _Portion | None = None
+    """What it is reporting in parts."""
 
 
 class LogFollowingWatch(EngineWatch[T]):
@@ -282,8 +246,17 @@ class LogFollowingWatch(EngineWatch[T]):
         """Of pending changes with the same slot, the last one is reported."""
 
     @abstractmethod
-    async def _report(self, changes: Iterable[LoggedChange], up_to: int) -> list[T]:
-        """What is reported for some changes, in the order of their versions; `up_to` is the version reached."""
+    def _ordered(self, changes: Iterable[LoggedChange]) -> list[LoggedChange]:
+        """Changes in the order in which they are reported: that of their versions."""
+
+    @abstractmethod
+    async def _report(self, changes: Sequence[LoggedChange], up_to: int) -> tuple[list[T], int]:
+        """What is reported for the first of some changes, and how many these are: at least one, if there are any.
+
+        Args:
+            changes: In their order.
+            up_to: The version that is reached with all of them.
+        """
 
     def start(self, version: int, at: int) -> None:
         super().start(version, at)
@@ -322,43 +295,51 @@ class LogFollowingWatch(EngineWatch[T]):
         taken, self._pending = self._pending, {}
         position, now = self._feed.position, self._feed.expired_to.get(self._space, 0)
         try:
-            changes = await self._report(taken.values(), self._feed.last_version)
+            ordered = self._ordered(taken.values())
+            changes, count = await self._report(ordered, self._feed.last_version)
         except BaseException:
             self._pending = taken | self._pending
             raise
-        if self._backlog is None and position is not None:
+        if self._backlog is not None:
+            return changes  # what is left of them is in the log
+        if count < len(ordered):
+            self._pending = {self._slot(change): change for change in ordered[count:]} | self._pending
+            self._woken.set()
+            whole = _last_whole(ordered, count)
+            position = None if whole is None else LogPosition(whole)
+        if position is not None:
             self._drained, self._drained_at = position, now
-            self.reported_to = position.version
+            self.reported_to = max(position.version, self.reported_to or 0)
         return changes
 
     async def _read_backlog(self, backlog: _Backlog) -> list[T]:
-        """Report one slice of the log, or one page of expiries. What is swept meanwhile is logged.
+        """Report one slice of the log, or one page of expiries, or a part of it. What is swept meanwhile is logged.
 
         The watch is live again once it has reached what the feed has dispatched.
         """
         self._woken.set()  # until it has caught up
-        reader, feed, space = self._feed.reader, self._feed, self._space
-        if backlog.expired_to is None:
-            backlog.slice = await feed.slices.after(backlog.position, feed.position)
-            backlog.expired_to = backlog.slice.piece.began - self._earlier_expiries
-        if not backlog.has_read_expiries and (backlog.has_read_log or not self._reads_log_first):
-            [page] = await reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
-            # What was written again since is in the log.
-            changes = await self._report([self._expiry(key) for key in page.keys if self._contains(key)], 0)
-            backlog.clock_is_behind = page.is_last and page.up_to < feed.expired_to.get(space, 0)
-            backlog.expired_to, backlog.has_read_expiries = page.up_to, page.is_last
+        if backlog.portion is None:
+            backlog.portion = await self._next_portion(backlog)
+        portion, feed = backlog.portion, self._feed
+        changes, count = await self._report(portion.changes, portion.up_to)
+        if count < len(portion.changes):
+            whole = _last_whole(portion.changes, count)
+            self.reported_to = max(whole or 0, self.reported_to or 0)
+            portion.changes = portion.changes[count:]
             return changes
-        backlog.slice = await feed.slices.after(backlog.position, feed.position)
-        piece = backlog.slice.piece
-        found = {self._slot(change): change for change in backlog.slice.of(self.registration, space)}
-        up_to = piece.end.version if piece.is_last or not piece.changes else piece.changes[-1].version
-        changes = await self._report(found.values(), up_to)
+        backlog.portion = None
+        piece = portion.read
+        if isinstance(piece, DuePage):
+            backlog.clock_is_behind = piece.is_last and piece.up_to < portion.expired_to
+            backlog.expired_to, backlog.has_read_expiries = piece.up_to, piece.is_last
+            return changes
+        assert backlog.expired_to is not None, "it is known since the first portion was read"
         backlog.position, backlog.has_read_log = piece.end, backlog.has_read_log or piece.is_last
         # The rest of the last version may be in the next slice.
-        self.reported_to = up_to if piece.is_last else max(self.reported_to or 0, up_to - 1)
+        self.reported_to = portion.up_to if piece.is_last else max(self.reported_to or 0, portion.up_to - 1)
         # No await from here on: the feed dispatches nothing between this comparison and the switch.
         if piece.is_last and backlog.has_read_expiries and feed.position is not None and piece.end >= feed.position:
-            if feed.expired_to.get(space, 0) > backlog.expired_to and not backlog.clock_is_behind:
+            if feed.expired_to.get(self._space, 0) > backlog.expired_to and not backlog.clock_is_behind:
                 backlog.has_read_expiries = False
             else:
                 self._started_at = piece.end.version
@@ -367,33 +348,73 @@ class LogFollowingWatch(EngineWatch[T]):
                 self._woken.clear()
         return changes
 
+    async def _next_portion(self, backlog: _Backlog) -> _Portion:
+        """What is to be reported next: a page of expiries, or a slice of the log."""
+        feed, space = self._feed, self._space
+        if backlog.expired_to is None:
+            backlog.slice = await feed.slices.after(backlog.position, feed.position)
+            backlog.expired_to = backlog.slice.piece.began - self._earlier_expiries
+        if not backlog.has_read_expiries and (backlog.has_read_log or not self._reads_log_first):
+            dispatched = feed.expired_to.get(space, 0)
+            [page] = await feed.reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
+            # What was written again since is in the log.
+            expired = [self._expiry(key) for key in page.keys if self._contains(key)]
+            return _Portion(self._ordered(expired), 0, page, dispatched)
+        backlog.slice = await feed.slices.after(backlog.position, feed.position)
+        piece = backlog.slice.piece
+        found = {self._slot(change): change for change in backlog.slice.of(self.registration, space)}
+        up_to = piece.end.version if piece.is_last or not piece.changes else piece.changes[-1].version
+        return _Portion(self._ordered(found.values()), up_to, piece)
+
     def _contains(self, key: Key) -> bool:
         return self.registration.contains(self._space, key)
+
+
+def _last_whole(changes: Sequence[LoggedChange], count: int) -> int | None:
+    """The last version of which all changes are among the first ones; None if there is none."""
+    following = changes[count].version
+    return max([change.version for change in changes[:count] if 0 < change.version < following], default=None)
 
 
 class RangeWatch(LogFollowingWatch[Change]):
     """The keys of a range that changed, each with what is stored there now."""
 
+    _fitting = limits.WATCH_FIRST_KEYS
+    """How many keys to read at a time, by the size of the values that were read last."""
+
     def _slot(self, change: LoggedChange) -> Hashable:
         slot: Hashable = change.key
         return slot
 
-    async def _report(self, changes: Iterable[LoggedChange], up_to: int) -> list[Change]:
-        """What is stored at some keys now, in the order of their changes.
+    def _ordered(self, changes: Iterable[LoggedChange]) -> list[LoggedChange]:
+        return sorted(changes, key=lambda change: (change.version, change.key))
+
+    async def _report(self, changes: Sequence[LoggedChange], up_to: int) -> tuple[list[Change], int]:
+        """What is stored at the first keys now, in the order of their changes, until the values have enough bytes.
 
         An entry that was changed again by a commit that this watch has not reached is left out: that commit will report
         it. So a reader that continues from the last versionstamp it has seen misses nothing in between.
         """
-        changed = sorted(changes, key=lambda change: (change.version, change.key))
         reported: list[Change] = []
-        for first in range(0, len(changed), limits.SCAN_ROWS):
-            some = changed[first : first + limits.SCAN_ROWS]
+        size = count = 0
+        while count < len(changes) and size < limits.WATCH_REPORT_BYTES:
+            some = changes[count : count + self._fitting]
             records: list[Record | None] = await self._feed.reader.read(
                 *[Get(self._space, change.key) for change in some]
             )
+            sizes = [0 if record is None else len(record.value) for record in records]
+            read = sum(sizes)
+            if size + read > limits.WATCH_REPORT_BYTES:
+                # The others are read again: how large values are is not known before they are read.
+                ends = list(accumulate(sizes, initial=size))
+                records = records[: bisect_left(ends, limits.WATCH_REPORT_BYTES)]
             reported += [
                 Change(change.key, record)
-                for change, record in zip(some, records, strict=True)
+                for change, record in zip(some, records, strict=False)
                 if record is None or record.version <= max(up_to, change.version)
             ]
-        return reported
+            fitting = max(1, limits.WATCH_REPORT_BYTES * len(some) // max(1, read))
+            self._fitting = min(fitting, limits.WATCH_GROWTH * self._fitting, limits.WATCH_READ_KEYS)
+            count += len(records)
+            size += read
+        return reported, count

@@ -133,13 +133,13 @@ class PluginViews:
 
 
 async def stored_plugins(engine: Engine, begins: str, after: str, limit: int) -> list[str]:
-    """The plugins that store something, by name, found by seeking: their other keys are passed over.
+    """The plugins that store something, by name, found by seeking: their other keys are skipped.
 
     Args:
         engine: The database.
         begins: Only names that begin with this text.
         after: Only names after this one.
-        limit: At most so many.
+        limit: How many to return at most.
     """
     names: list[str] = []
     # No name has a character as low as this: it sorts behind all keys of a plugin, and before the next plugin.

@@ -216,7 +216,7 @@ async def stored_projects(engine: Engine, begins: str, after: str, limit: int) -
         engine: The database.
         begins: Only projects whose tenant begins with this text.
         after: Only projects after this one, as in `acme/web`.
-        limit: At most so many.
+        limit: How many to return at most.
     """
     found: list[Project] = []
     # In the order of bytes, the character after a slash is 0: it sorts behind all rows of a project.

@@ -1,0 +1,69 @@
+"""Watches of some keys: what is stored at all of them, whenever one has changed."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from keyloft.core.records import Change, Changes, Get, Key, LoggedChange, LogPosition
+from keyloft.engines.watches.watch import EngineWatch
+from keyloft.errors import HistoryGone
+
+if TYPE_CHECKING:
+    from keyloft.engines.watches.feed import ChangeFeed
+
+
+class KeyWatch(EngineWatch[Change]):
+    """The state of some keys: once at first, or with `since` once one has changed; then whenever one changed."""
+
+    def __init__(self, feed: "ChangeFeed", gets: list[Get], since: int | None) -> None:
+        super().__init__(feed)
+        self._gets = gets
+        self._since = since
+        self._reported: list[tuple[int, int | None] | None] | None = None
+
+    def start(self, version: int, at: int) -> None:
+        super().start(version, at)
+        # Not before: what changed between a first read and the start would be missed.
+        self._woken.set()
+
+    def changed(self, change: LoggedChange) -> None:
+        if self._started_at is None or change.version > self._started_at:
+            self._woken.set()
+
+    def expired(self, key: Key) -> None:
+        self._woken.set()
+
+    def lost(self, gone: HistoryGone) -> None:
+        self._woken.set()  # a comparison with what was reported tells what changed
+
+    async def _read_changes(self) -> list[Change]:
+        if self._since is not None and not await self._has_changed(self._since):
+            self._since = None
+            return []
+        reached = self._feed.last_version
+        records = await self._feed.reader.read(*self._gets)
+        self.reported_to = max(reached, self.reported_to or 0)
+        state = [None if record is None else (record.version, record.expires_at) for record in records]
+        if state == self._reported:
+            return []
+        self._since, self._reported = None, state
+        return [Change(get.key, record) for get, record in zip(self._gets, records, strict=True)]
+
+    async def _has_changed(self, since: int) -> bool:
+        """Whether one of the keys changed, or its entry expired, after a version."""
+        position = LogPosition(since)
+        [piece] = await self._feed.reader.read(Changes(position))
+        began, addresses = piece.began, self.registration.addresses
+        while not any([(change.space, change.key) in addresses for change in piece.changes]):
+            if piece.is_last:
+                stored = await self._feed.reader.read(
+                    *[Get(get.space, get.key, include_expired=True) for get in self._gets]
+                )
+                alive = await self._feed.reader.read(*self._gets)
+                return any(
+                    record is not None and record.expires_at is not None and record.expires_at > began and now is None
+                    for record, now in zip(stored, alive, strict=True)
+                )
+            position = piece.end
+            await asyncio.sleep(0)
+            [piece] = await self._feed.reader.read(Changes(position))
+        return True
