@@ -1,4 +1,4 @@
-"""Engines store the data: `open_engine` and `open_service` for interfaces, two others for operators."""
+"""Engines store the data: functions that open them for interfaces, for operators, for doctor and for migrations."""
 
 import os
 from collections.abc import Mapping

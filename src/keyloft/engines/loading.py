@@ -22,8 +22,6 @@ TIMES: Final = ("expires_at", "created_at", "updated_at")
 [NO_CHANGES] = change_log.pack((), 0)
 """The part of a log row that lists no changes."""
 _LOG_COLUMNS: Final = "version, part, base, at, size, changes"
-_LOG_ROWS: Final = 64
-"""How many rows of the change log are read at a time: about 4 MiB at most."""
 
 
 class LoadTransaction(Protocol):
@@ -201,9 +199,8 @@ class TableSnapshot(ABC):
         bindings: Row = ()
         if since is not None:
             rest, bindings = f" WHERE version > {mark}1", (since,)
-        while found := await self.fetch(
-            f"SELECT {_LOG_COLUMNS} FROM {CHANGES_TABLE}{rest} ORDER BY version, part LIMIT {_LOG_ROWS}", bindings
-        ):
+        end = f"ORDER BY version, part LIMIT {limits.MAINTENANCE_LOG_ROWS}"
+        while found := await self.fetch(f"SELECT {_LOG_COLUMNS} FROM {CHANGES_TABLE}{rest} {end}", bindings):
             rows = [
                 # A commit that was abandoned has no changes.
                 LogRow(version, part, base, at, size, NO_CHANGES if changes is None else changes)

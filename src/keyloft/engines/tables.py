@@ -33,8 +33,6 @@ class Layout:
     """SQL: the columns of a list of entries."""
     keys_only: str
     """SQL: the same, without values."""
-    source: str | None = None
-    """SQL: where a list of entries selects from, if not from the table alone."""
     row: str
     """SQL: the columns of a whole row up to its version."""
     row_record: Callable[..., Record]
@@ -83,7 +81,7 @@ class Layout:
             columns += "".join([f", {self.selected_time(f'{self.table}.{time}')}" for time in _TIMES])
         return (
             f"SELECT {columns} "
-            f"FROM {self.table if keys_only else self.source or self.table} "
+            f"FROM {self.table} "
             f"WHERE {self.within('>' if after else '>=')} AND {self.alive} "
             f"ORDER BY {self.table}.{self.key[-1]} {'DESC' if reverse else 'ASC'} LIMIT {self.mark}{len(self.key) + 3}"
         )

@@ -47,7 +47,7 @@ READER_CACHE_MIB: Final = 2
 """How much of a file each further reader of a synchronous store caches: they read while another thread commits."""
 
 IDLE_READERS: Final = 8
-"""So many of these readers stay open while no thread uses them."""
+"""This many of these readers stay open while no thread uses them."""
 
 VIEW_READS: Final = 64
 """How many reads of a synchronous store share one read transaction, as long as no one commits (ADR 18)."""
@@ -99,3 +99,6 @@ MAINTENANCE_CHECKPOINT_PAGES: Final = 8_000
 
 BACKUP_PAGES: Final = 1_000
 """How many pages one step of a backup copies, between two reports of its progress."""
+
+CLOSING_LOCK_SECONDS: Final = 5.0
+"""How long an SQLite file that is being closed waits for other processes' locks, for all writes together."""

@@ -8,11 +8,12 @@ from pathlib import Path
 import apsw
 import pytest
 
-from keyloft import Closed, DatabaseError, KeyloftError, ManualClock
+from keyloft import Closed, DatabaseError, KeyloftError, ManualClock, limits
 from keyloft.core import schema
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Get, Set, Space
+from keyloft.engines.sqlite.blocking.commits import WaitingBatch
 from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.errors import CLOSED
@@ -187,4 +188,72 @@ def test_one_bad_batch_of_a_group_fails_alone(clock: ManualClock, tmp_path: Path
     for thread in threads:
         thread.join(LONGEST_SECONDS)
     assert sorted(type(verdict).__name__ for verdict in verdicts) == [*["Committed"] * 4, "DatabaseError"]
+    engine.close()
+
+
+def groups_logged(engine: BlockingSqliteEngine) -> int:
+    rows = int(engine.connection.execute(f"SELECT count(*) FROM {schema.CHANGES_TABLE}").get)
+    return rows - 1  # the one of an empty store
+
+
+def started(engine: BlockingSqliteEngine, count: int, commits: int = 1) -> list[threading.Thread]:
+    def write(thread: int) -> None:
+        for number in range(commits):
+            run_to_end(engine.commit(Batch((put(b"%d" % thread, b"%d" % number),))))
+
+    threads = [threading.Thread(target=write, args=(thread,), daemon=True) for thread in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def ended(threads: list[threading.Thread]) -> bool:
+    for thread in threads:
+        thread.join(LONGEST_SECONDS)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_threads_that_come_before_another_one_commits_are_committed_with_it(clock: ManualClock, tmp_path: Path) -> None:
+    engine, deadline = opened(tmp_path / "app.db", clock), time.monotonic() + LONGEST_SECONDS
+    with engine.shared.lock:  # the first one waits for it, and has not begun to commit
+        threads = started(engine, 4)
+        while len(engine.queue.waiting) < len(threads) - 1:
+            assert time.monotonic() < deadline, "they wait for the connection, each to commit alone"
+    assert ended(threads)
+    assert groups_logged(engine) == 1
+    engine.close()
+
+
+def test_each_thread_of_a_group_is_woken(clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COMMIT_WAIT_SECONDS", 100 * LONGEST_SECONDS)  # none can look after itself
+    engine = opened(tmp_path / "app.db", clock)
+    assert ended(started(engine, 16, 50))
+    engine.close()
+
+
+def test_threads_behind_a_withdrawn_batch_of_their_group_are_woken(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "COMMIT_WAIT_SECONDS", 100 * LONGEST_SECONDS)
+    engine = opened(tmp_path / "app.db", clock)
+    with engine.shared.lock:
+        engine.shared.is_in_use = True
+        threads = started(engine, 1)
+        while not engine.queue.waiting:
+            pass
+        gone = WaitingBatch(Batch((put(b"gone"),)))  # its thread was interrupted
+        engine.queue.waiting.append(gone)
+        threads += started(engine, 3)
+        while len(engine.queue.waiting) < len(threads) + 1:
+            pass
+        read_time = clock.now
+
+        def withdraw() -> int:
+            gone.is_withdrawn = True
+            return read_time()
+
+        monkeypatch.setattr(clock, "now", withdraw)
+        engine.shared.is_in_use = False
+    assert ended(threads)
+    assert groups_logged(engine) == 1
     engine.close()

@@ -21,6 +21,7 @@ from keyloft.core.sweeper import sweep
 from keyloft.core.values import Encoding
 from keyloft.engines import open_maintenance
 from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.semantic import Semantics, SemanticStore
@@ -303,3 +304,24 @@ async def test_a_checked_set_leaves_nothing_of_the_large_value_that_it_replaces(
         assert isinstance(done, Committed)
     assert large_values(path) == []
     assert await damage(path) == []
+
+
+@pytest.mark.parametrize("call", ["get", "list"])
+def test_a_value_that_is_replaced_while_it_is_read_belongs_to_its_version(tmp_path: Path, call: str) -> None:
+    path = tmp_path / "app.db"
+    with keyloft.open_sync(path) as kv, keyloft.open_sync(path) as other:
+        first = kv.set(("k",), "a" * 5000)
+        engine = kv.engine
+        assert isinstance(engine, BlockingSqliteEngine)
+        written: list[int] = []
+
+        def trace(cursor: apsw.Cursor, sql: str, bindings: object) -> bool:
+            if not written and "_large" in sql and sql.startswith("SELECT value"):
+                written.append(other.set(("k",), "b" * 6000))
+            return True
+
+        engine.connection.exec_trace = trace
+        entry = kv.get(("k",)) if call == "get" else kv.list(prefix=()).all()[0]
+        engine.connection.exec_trace = None
+        assert written, "nothing was written between the two statements"
+        assert (entry.versionstamp, entry.value) in [(first, "a" * 5000), (written[0], "b" * 6000)]

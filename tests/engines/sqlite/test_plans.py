@@ -48,11 +48,6 @@ def by_range(layout: SqliteLayout) -> str:
     return f"SEARCH {layout.table} USING INDEX idx_plugin_kv_prefix (plugin_name=? AND key>? AND key<?)"
 
 
-def large(layout: SqliteLayout) -> str:
-    """How a large value is found."""
-    return "" if layout is PLUGINS else "\nSEARCH big USING INTEGER PRIMARY KEY (rowid=?) LEFT-JOIN"
-
-
 def due_index(layout: SqliteLayout) -> str:
     return "idx_plugin_kv_expires" if layout is PLUGINS else f"{layout.table}_expires"
 
@@ -62,6 +57,7 @@ class TestSqlitePlans:
     def test_points_are_looked_up_by_the_key(self, connection: apsw.Connection, layout: SqliteLayout) -> None:
         for statement in (
             layout.get,
+            layout.get_without_times,
             layout.get_head,
             layout.remove,
             layout.remove_expected,
@@ -81,8 +77,8 @@ class TestSqlitePlans:
 
     def test_scans_walk_the_key_index_in_order(self, connection: apsw.Connection, layout: SqliteLayout) -> None:
         assert len(layout.scans) == 16
-        for (_, keys_only, _, _), statement in layout.scans.items():
-            assert plan(connection, statement) == by_range(layout) + ("" if keys_only else large(layout))
+        for statement in layout.scans.values():
+            assert plan(connection, statement) == by_range(layout)
 
     def test_counting_walks_the_range_alone_and_what_has_expired(
         self, connection: apsw.Connection, layout: SqliteLayout

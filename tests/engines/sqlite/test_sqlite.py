@@ -1,6 +1,7 @@
 """The SQLite engine keeps the rules, on a file and in memory."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ import keyloft
 from keyloft import DatabaseError, ManualClock
 from keyloft.clock import SystemClock
 from keyloft.core.engine import Engine
-from keyloft.core.records import Batch, Delete, Get, Scan, Space
+from keyloft.core.records import Batch, Delete, Get, Scan, Set, Space
+from keyloft.core.values import Encoding
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
@@ -399,3 +401,11 @@ async def test_the_write_ahead_log_shrinks_again_after_a_long_reader_has_left(
             await asyncio.sleep(0.005)
     reader.close()
     await engine.aclose()
+
+
+async def test_a_batch_is_let_go_once_it_is_committed(tmp_path: Path) -> None:
+    async with keyloft.open(tmp_path / "app.db") as kv:
+        batch = Batch((Set(Space.TUPLES, b"k", b"1", Encoding.JSON),))
+        references = sys.getrefcount(batch)
+        await kv.engine.commit(batch)
+        assert sys.getrefcount(batch) == references, "a long one would be freed later, all at once"

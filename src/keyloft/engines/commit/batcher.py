@@ -137,7 +137,8 @@ class Batcher:
                     logger.exception("a callback for the outcome of a write failed")
             elif future is not None and not future.done():  # else the caller was cancelled
                 future.set_exception(verdict) if isinstance(verdict, Exception) else future.set_result(verdict)
-        self._current = []
+        # Not kept for `_tick` either: it would let go of a long batch at once, while its caller does so in slices.
+        self._current, self._group_at_tick = [], None
         self._waiting.extendleft(reversed(again))
         # After the callers that were just woken, so that what they write next is in the next group.
         self._loop.call_soon(self._hand_over)

@@ -49,7 +49,7 @@ class SqliteCommits:
         """For tests: called before each step of a group; what it raises is as if a signal's handler had raised it."""
 
     def start(self, group: list[Batch], operations: int, size: int) -> None:
-        """Commit a group of so many operations, whose values have so many bytes."""
+        """Commit a group of this many operations, whose values have this many bytes."""
         if self._in_memory:
             self.finish(self._writer.commit(group))
             return

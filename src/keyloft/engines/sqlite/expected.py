@@ -10,7 +10,7 @@ from typing import Final
 
 import apsw
 
-from keyloft.core.records import Address, Batch, Head, Purge, Record, Set, Space
+from keyloft.core.records import Address, Batch, Check, Head, Purge, Record, Set, Space
 from keyloft.engines.commit.settle import PutRow, Write
 from keyloft.engines.sqlite.tables import LAYOUTS
 
@@ -34,14 +34,26 @@ def expected_rows(group: Sequence[Batch]) -> dict[Address, Record]:
             if type(purge) is Purge and purge.expires_at is not None
         }
         return rows if len(rows) == len(mutations) else {}
-    if len(mutations) == len(batch.checks) == 1 and type(only := mutations[0]) is Set:
-        check, large = batch.checks[0], LAYOUTS[only.space].large
-        if check.key != only.key or check.space is not only.space or check.version is None or check.include_expired:
-            return {}
+    if len(mutations) == 1 and type(only := mutations[0]) is Set:
+        version = replaced_version(batch.checks, only)
+        large = LAYOUTS[only.space].large
         # In the plugins' table, SQL can't tell what has expired: people may have written any time.
-        if large is not None and not (large.holds(only) or only.if_absent or only.keep_expiry):
-            return {(only.space, only.key): Head(only.key, b"", 0, check.version, None)}
+        is_small = large is not None and not large.holds(only)
+        if version is not None and is_small and not (only.if_absent or only.keep_expiry):
+            return {(only.space, only.key): Head(only.key, b"", 0, version, None)}
     return {}
+
+
+def replaced_version(checks: Sequence[Check], wanted: Set) -> int | None:
+    """The version that the only check of a batch expects under the key that its only mutation sets.
+
+    None if there are other checks, or it expects no entry: what is stored decides.
+    """
+    if len(checks) != 1:
+        return None
+    [check] = checks
+    is_of_its_key = check.key == wanted.key and check.space is wanted.space
+    return check.version if is_of_its_key and not check.include_expired else None
 
 
 def write_expected(

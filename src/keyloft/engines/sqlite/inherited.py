@@ -5,26 +5,23 @@ connection to the same file would take none, another process would find the file
 when it closes, and what the child writes afterwards would be lost.
 """
 
-import os
-import threading
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import apsw
 
+from keyloft.core.forks import call_in_children, no_fork
 from keyloft.errors import CannotOpen
 
 _paths: "WeakKeyDictionary[apsw.Connection, str]" = WeakKeyDictionary()
 """Of open connections."""
-_lock = threading.RLock()
-"""Held while a connection is added, and while the process forks."""
 _unusable: set[tuple[int, int]] = set()
 """Device and inode of the files that were in use by another thread when this process was forked."""
 
 
 def will_be_inherited(connection: apsw.Connection, path: str) -> apsw.Connection:
     """Have a new connection closed in the children of this process."""
-    with _lock:
+    with no_fork:
         _paths[connection] = path
     return connection
 
@@ -51,7 +48,6 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _close_inherited() -> None:
-    _lock.release()
     for connection, path in [*_paths.items()]:
         try:
             # To roll back would change the write-ahead log's index, which the parent shares and is writing to.
@@ -68,5 +64,4 @@ def _close_inherited() -> None:
     _paths.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_close_inherited)
+call_in_children(_close_inherited)

@@ -1,12 +1,13 @@
 """Reads records from an SQLite file: on the event loop, or on a thread for what takes long."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, TypeVarTuple, cast
 from zlib import adler32
 
 import apsw
+from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.records import (
@@ -22,6 +23,7 @@ from keyloft.core.records import (
     LogPosition,
     LogSlice,
     Now,
+    Page,
     Record,
     Scan,
     Space,
@@ -42,6 +44,7 @@ from keyloft.engines.sqlite.tables import (
     PLUGIN_USAGE,
     READ_LOG,
     READ_VERSION,
+    LargeValueTable,
     StoredHead,
     time_text,
 )
@@ -49,11 +52,14 @@ from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.tables import usage_slice
 from keyloft.errors import HistoryGone
 
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
 
 def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
     """The stored entry at a key, whether expired or not."""
     layout = LAYOUTS[space]
-    if (large := layout.large) is None:
+    if layout.large is None:
         for row in cursor.execute(layout.get, layout.bind_key(key)).fetchall():
             return layout.record(key, *row)
         return None
@@ -61,28 +67,63 @@ def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
     if found is None:
         return None
     value, encoding, version, expires_at, created_at, updated_at, stored = found
-    if type(value) is not int:
-        try:
-            # As `checksum` does it: a call takes a hundredth of a get.
-            if stored is None or adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored:
-                return Record(key, value, encoding, version, expires_at, created_at, updated_at)
-        except TypeError:
-            pass
-        return _damaged(key, version)
-    # With a statement of its own: as a subquery, SQLite would copy the value once more. It is not compared with its
-    # checksum, which would take as long as to read it; `check` does that.
-    rows: list[Row] = cursor.execute(large.get, (key, value)).fetchall()
-    for [value] in rows:
-        return Record(key, value, *found[1:-1])
-    return Record(key, b"", LOST, *found[2:-1])
+    try:
+        # As `checksum` does it: a call takes a hundredth of a get.
+        if adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored:
+            return Record(key, value, encoding, version, expires_at, created_at, updated_at)
+    except TypeError:
+        pass
+    if _must_not_change(cursor, value):
+        return _in_one_view(cursor, point, space, key)
+    return _unusual(cursor, layout.large, key, found)
 
 
-def _damaged(key: Key, version: object) -> Record:
-    """The record of a row that does not match its checksum.
+def point_without_times(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
+    """The same without the times of creation and last change, for which a get takes a twentieth longer."""
+    layout = LAYOUTS[space]
+    if layout.large is None:
+        return point(cursor, space, key)
+    found: Row | None = cursor.execute(layout.get_without_times, (key,)).get
+    if found is None:
+        return None
+    value, encoding, version, expires_at, stored = found
+    try:
+        if adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored:
+            return Record(key, value, encoding, version, expires_at)
+    except TypeError:
+        pass
+    if _must_not_change(cursor, value):
+        return _in_one_view(cursor, point_without_times, space, key)
+    return _unusual(cursor, layout.large, key, found)
 
-    One changed bit can change the type of a column, and then those behind it are wrong, too.
-    """
-    return Record(key, b"", DAMAGED, version if type(version) is int else 0, None)
+
+def _must_not_change(cursor: apsw.Cursor, value: object) -> bool:
+    """Whether a row has the id of a large value, which a commit might replace before it is read."""
+    return type(value) is int and not cursor.connection.in_transaction
+
+
+def _in_one_view(cursor: apsw.Cursor, read: Callable[[apsw.Cursor, *Arguments], T], *args: *Arguments) -> T:
+    """What a function reads by several statements, all of which show the same moment."""
+    cursor.execute("BEGIN")
+    try:
+        return read(cursor, *args)
+    finally:
+        cursor.execute("ROLLBACK")
+
+
+def _unusual(cursor: apsw.Cursor, large: LargeValueTable, key: Key, found: Row) -> Record:
+    """The record of a row that does not match its checksum: it has none, its value is large, or it is damaged."""
+    value, stored = found[0], found[-1]
+    if type(value) is int:
+        # With a statement of its own: as a subquery, SQLite would copy the value once more. It is not compared with its
+        # checksum, which would take as long as to read it; `check` does that.
+        rows: list[Row] = cursor.execute(large.get, (key, value)).fetchall()
+        value = rows[0][0] if rows else None
+    elif stored is not None:
+        # One changed bit can change the type of a column, and then those behind it are wrong, too.
+        version = found[2]
+        return Record(key, b"", DAMAGED, version if type(version) is int else 0, None)
+    return Record(key, b"", LOST, *found[2:-1]) if value is None else Record(key, value, *found[1:-1])
 
 
 def head(cursor: apsw.Cursor, space: Space, key: Key) -> StoredHead | None:
@@ -114,29 +155,25 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
         layout, keys = LAYOUTS[space], [ask.key for ask in some]
         records: list[Record | None] = [None] * len(some)
         rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
+        if (large := layout.large) is None:
+            for position, *columns in rows:
+                records[position] = _alive(layout.record(keys[position], *columns), some[position], now)
+            found += records
+            continue
         for row in rows:
-            position = row[0]
-            if layout.large is None:
-                record = layout.record(keys[position], *row[1:])
+            position, value, encoding, version, expires_at, created_at, updated_at, stored = row
+            key = keys[position]
+            try:
+                is_intact = adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored
+            except TypeError:
+                is_intact = False
+            if is_intact:
+                record = Record(key, value, encoding, version, expires_at, created_at, updated_at)
             else:
-                record = _record_of(keys[position], row)
+                record = _unusual(cursor, large, key, row[1:])
             records[position] = record if record.expires_at is None else _alive(record, some[position], now)
         found += records
     return found
-
-
-def _record_of(key: Key, row: Row) -> Record:
-    """The record of a row of `gets`, which begins with the position of its key, in a table with large values."""
-    _, value, encoding, version, expires_at, created_at, updated_at, stored = row
-    if value is None:
-        value, encoding = b"", LOST
-    elif len(value) <= limits.ROW_BYTES and stored is not None:
-        try:
-            if adler32(value, adler32(key, encoding)) + CHECKSUM_BASE != stored:
-                return _damaged(key, version)
-        except TypeError:
-            return _damaged(key, version)
-    return Record(key, value, encoding, version, expires_at, created_at, updated_at)
 
 
 def _alive(record: Record | None, ask: Get, now: int) -> Record | None:
@@ -167,7 +204,12 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
     match ask:
         case Scan():
             bindings = (moment, *layout.bind_range(ask.start, ask.end), ask.limit)
-            return layout.page(cursor.execute(layout.scan(ask), bindings).fetchall())
+            page = layout.page(cursor.execute(layout.scan(ask), bindings).fetchall())
+            if layout.large is None or (int not in (kinds := set(map(type, page.values))) and type(None) not in kinds):
+                return page
+            if not cursor.connection.in_transaction:
+                return _in_one_view(cursor, answer, ask, now)
+            return _with_large_values(cursor, layout.large, page)
         case Count():
             count: int = cursor.execute(layout.count, (moment, *layout.bind_range(ask.start, ask.end))).get
             return count
@@ -177,6 +219,19 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
             rows = cursor.execute(layout.due, (moment, layout.bind_time(ask.after), ask.limit)).fetchall()
             return layout.due_page(rows, cursor.execute(layout.next_expiry, (moment,)).get, ask, now)
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
+
+
+def _with_large_values(cursor: apsw.Cursor, large: LargeValueTable, page: Page) -> Page:
+    """A page of rows that have the id of a large value instead of the value."""
+    stored: Sequence[Any] = page.values
+    values, encodings = list(stored), list(page.encodings)
+    for at, (key, value) in enumerate(zip(page.keys, stored, strict=True)):
+        if type(value) is int:
+            value = cursor.execute(large.get, (key, value)).get
+        if value is None:
+            value, encodings[at] = b"", LOST
+        values[at] = value
+    return replace(page, values=values, encodings=encodings)
 
 
 def read_version(cursor: apsw.Cursor) -> int:

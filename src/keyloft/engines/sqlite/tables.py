@@ -67,8 +67,6 @@ class SqliteLayout(Layout):
     now: str = "?1"
     found: str
     """SQL: the columns of which `record` makes a record of a key; the id of a large value instead of the value."""
-    found_whole: str
-    """SQL: the same, with large values, and NULL for one that is lost."""
     content: tuple[str, ...]
     """The three columns of key and value."""
     bind_time: Callable[[int | None], Any]
@@ -89,6 +87,8 @@ class SqliteLayout(Layout):
         table = self.table
         self.get = f"SELECT {self.found} FROM {table} WHERE {self.equal(1)}"
         """key"""
+        self.get_without_times = self.get.replace(", created_at, updated_at", "")
+        """the same, without these two columns"""
         self.get_head = f"SELECT {self.head} FROM {table} WHERE {self.equal(1)}"
         """key; does not read the value"""
         self.get_heads = f"SELECT {', '.join(self.key)}, {self.head} FROM {table} WHERE {self.equal(1)}"
@@ -99,9 +99,9 @@ class SqliteLayout(Layout):
         # CROSS JOIN keeps SQLite from swapping the two and scanning the whole table.
         self.gets = (
             f"WITH asked (position, {', '.join(asked)}) AS (VALUES {keys}) "
-            f"SELECT position, {self.found_whole} FROM asked CROSS JOIN {table} ON {same}"
+            f"SELECT position, {self.found} FROM asked CROSS JOIN {table} ON {same}"
         )
-        """up to SQLITE_GETS_PER_STATEMENT keys; selects each key's position, then what `found_whole` says"""
+        """up to SQLITE_GETS_PER_STATEMENT keys; selects each key's position, then what `found` says"""
         # The unary plus makes SQLite use the index of expiries: expired entries are few.
         self.count = (
             f"SELECT (SELECT count(*) FROM {table} WHERE {self.within()}) - "
@@ -176,6 +176,14 @@ def checksum(key: bytes, encoding: int, value: bytes) -> int:
     return adler32(value, adler32(key, encoding)) + CHECKSUM_BASE
 
 
+def _page_by_column(rows: Sequence[Row]) -> Page:
+    """A page of rows: all cells in one tuple, of which every nth is a column. `zip` would make an iterator per row."""
+    if not rows:
+        return Page()
+    cells, width = tuple(chain.from_iterable(rows)), len(rows[0])
+    return Page(*[cells[at::width] for at in range(width)])
+
+
 def _bytes_layout(table: str) -> SqliteLayout:
     """A table with one binary key, whose rows lie in the order of their keys.
 
@@ -212,12 +220,9 @@ def _bytes_layout(table: str) -> SqliteLayout:
             f"CREATE TABLE {large.table} (id INTEGER NOT NULL PRIMARY KEY, key BLOB NOT NULL, value BLOB NOT NULL)",
         ),
         found=f"coalesce(value, large), {columns}, checksum",
-        found_whole=f"coalesce(value, {large.value}), {columns}, checksum",
         keys_only=f"{table}.key, x'', encoding, version, expires_at",
-        # A join looks a large value up once and does not copy it; for a single key, opening both tables takes longer.
-        source=f"{table} LEFT JOIN {large.table} AS big ON {large.same}",
-        listed=f"{table}.key, coalesce({table}.value, big.value, x''), "
-        f"CASE WHEN {table}.value IS NULL AND big.id IS NULL THEN {LOST} ELSE encoding END, version, expires_at",
+        # The id of a large value instead of the value, as a get has it: a join costs a list of small ones a twentieth.
+        listed=f"{table}.key, coalesce(value, large), encoding, version, expires_at",
         head=f"{columns}, large",
         head_record=lambda key, *row: StoredHead(key, b"", *row),
         row=f"key, coalesce(value, {large.value}, x''), "
@@ -226,7 +231,7 @@ def _bytes_layout(table: str) -> SqliteLayout:
         length=f"coalesce(length(value), {large.length}, 0)",
         milliseconds=lambda column: column,
         record=Record,
-        page=lambda rows: Page(*zip(*rows, strict=True)),
+        page=_page_by_column,
         bind_keys=lambda keys: (*keys, *_NO_KEYS[len(keys) :]),
         bind_time=lambda moment: moment,
         bind_expected=lambda row: (row.key, row.version, row.expires_at),
@@ -271,7 +276,6 @@ def _plugin_layout() -> SqliteLayout:
         content=(*key, "value_json"),
         create=tables.create_plugin_table("", "DATETIME", "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"),
         found=f"{value}, {version}, expires_at",
-        found_whole=f"{value}, {version}, expires_at",
         keys_only=f"plugin_name, key, x'', {version}, expires_at",
         listed=f"plugin_name, key, {value}, {version}, expires_at",
         head=f"{version}, expires_at",

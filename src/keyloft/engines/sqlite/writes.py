@@ -42,7 +42,7 @@ from keyloft.engines.commit.settle import (
     with_values,
 )
 from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP
-from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, write_expected
+from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, replaced_version, write_expected
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
 from keyloft.engines.sqlite.lone_callers import sync_times
 from keyloft.engines.sqlite.reads import head, heads, last_logged, point, points
@@ -207,10 +207,11 @@ class SqliteWriter:
         self._commit(begun)
         return self._note(begun)
 
-    def _begin_set(self, wanted: Set, deadline: float, restarts: bool) -> UncommittedGroup:
-        """What `_begin_group` does with a Set that succeeds whatever is stored, without the steps that it needs not.
+    def _begin_set(self, wanted: Set, replaced: int | None, deadline: float, restarts: bool) -> UncommittedGroup:
+        """What `_begin_group` does with a plain Set, without the steps that it needs not.
 
-        It takes three quarters of the time (`scripts/bench peers`, row «sync-set»).
+        It takes three quarters of the time (`scripts/bench peers`, rows «sync-set» and «sync-check-and-set»). With a
+        version that it replaces, it raises NotAsExpected if another one is stored, or a large value.
         """
         before, now, log_size = self._begin_transaction()
         version, cursor = before + 1, self._cursor
@@ -219,9 +220,14 @@ class SqliteWriter:
         bindings = layout.bind_put(record, False)
         if perf_counter() > deadline:
             raise _TakesTooLong
-        cursor.execute(layout.put, bindings)
-        if not self.connection.changes():  # a large value is stored there
-            put_rows(cursor, layout, [bindings])
+        if replaced is not None:
+            cursor.execute(layout.replace_expected, (*bindings, replaced))
+            if not self.connection.changes():
+                raise NotAsExpected
+        else:
+            cursor.execute(layout.put, bindings)
+            if not self.connection.changes():  # a large value is stored there
+                put_rows(cursor, layout, [bindings])
         changes = (LoggedChange(version, wanted.space, wanted.key, ChangeKind.PUT, now),)
         [packed] = change_log.pack(changes, before)
         log_size += len(packed)
@@ -244,9 +250,11 @@ class SqliteWriter:
 
     def _begin(self, group: list[Batch], deadline: float = math.inf, restarts: bool = False) -> UncommittedGroup:
         first = group[0]
-        if len(group) == len(first.mutations) == 1 and not first.checks and _is_plain(only := first.mutations[0]):
-            return self._begin_set(only, deadline, restarts)
         try:
+            if len(group) == len(first.mutations) == 1 and _is_plain(only := first.mutations[0]):
+                replaced = replaced_version(first.checks, only)
+                if replaced is not None or not first.checks:
+                    return self._begin_set(only, replaced, deadline, restarts)
             return self._begin_group(group, deadline, restarts, expects_rows=True)
         except NotAsExpected:
             self._cursor.execute("ROLLBACK")

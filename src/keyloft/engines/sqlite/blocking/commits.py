@@ -1,4 +1,8 @@
-"""Group commit among threads: the thread that has the writing connection commits for all that wait.
+"""Group commit among threads: one thread at a time leads, and commits for all that wait.
+
+After a group, its threads are woken one after the other, and the last of them wakes the next leader. By then the others
+have added their next batches. If all were woken at once, they would wait for Python's interpreter lock, and the leader
+would commit its own batches alone meanwhile.
 
 A signal's handler may raise anywhere in the main thread, KeyboardInterrupt above all. So `with lock` is the only way
 in which a lock is taken, each step leaves enough behind to tell what became of a group, and the next thread finishes
@@ -9,7 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import monotonic, sleep
+from itertools import pairwise
+from time import monotonic
 
 import apsw
 
@@ -35,13 +40,15 @@ def _is_of_a_handler(error: BaseException) -> bool:
 
 
 class WaitingBatch:
-    """A batch whose caller waits for its verdict."""
+    """A batch whose caller waits for its verdict, or for its turn to lead."""
 
-    __slots__ = ("_wake_up", "batch", "is_withdrawn", "verdict")
+    __slots__ = ("_wake_up", "batch", "is_withdrawn", "next", "verdict")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.verdict: Verdict | None = None
+        self.next: WaitingBatch | None = None
+        """The one of the same group that this one's thread wakes."""
         self.is_withdrawn = False
         self._wake_up = threading.Lock()
         self._wake_up.acquire()
@@ -70,10 +77,14 @@ class CommitQueue:
         """Those of the next groups."""
         self.group: list[WaitingBatch] = []
         """It has batches while a thread commits; if no thread has the lock, one was interrupted."""
+        self._is_led = False
+        """Whether a thread commits, or is about to: others wait until it wakes them. It is only a hint: if a signal
+        interrupts the leader, others wait in vain until their time is over."""
         self._is_committing = False
+        """Whether a group is being gathered and committed."""
         self._alone = 0
         """So many batches are committed one by one, since one of them failed a whole group."""
-        self._was_crowded = self._is_closed = False
+        self._is_closed = False
 
     def commit(self, batch: Batch) -> Verdict:
         """The verdict on a batch, committed by this thread or by another one.
@@ -84,36 +95,41 @@ class CommitQueue:
             Closed: The queue is closed.
             ReentrantCall: The caller has interrupted a thread that has the connection, and would wait for itself.
         """
+        # While another thread leads, batches gather for the next group.
+        if not (self._is_led or self.waiting or self._shared.is_in_use):
+            self._is_led = True
+            if (outcome := self._commit_alone(batch)) is not None:
+                self._committed(outcome)
+                [verdict] = outcome.verdicts
+                assert verdict is not None, "it is alone"
+                return verdict
         self._shared.refuse_reentry()
-        # While another thread has the connection, batches gather for the next group.
-        is_alone = not self._shared.is_in_use and not self.waiting
-        if is_alone and (outcome := self._commit_alone(batch)) is not None:
-            if self.waiting:
-                self._hand_on()
-            self._committed(outcome)
-            [verdict] = outcome.verdicts
-            assert verdict is not None, "it is alone"
-            return verdict
         mine = WaitingBatch(batch)
         try:
             self.waiting.append(mine)
-            while mine.verdict is None:
-                if self._is_committing and mine.wait():
-                    continue
+            is_decided = False
+            while not is_decided:
                 outcome = None
-                with self._lock:
-                    if mine.verdict is None:
-                        if self._is_closed:
-                            raise Closed
-                        outcome = self._commit_next()
-                self._hand_on()
+                if self._is_led:
+                    mine.wait()
+                if mine.verdict is None:
+                    self._is_led = True
+                    with self._lock:
+                        if mine.verdict is None:
+                            if self._is_closed:
+                                raise Closed
+                            outcome = self._commit_next()
+                # Asked first: of a batch that is decided from here on, the next one is woken in the next round.
+                is_decided = mine.verdict is not None
+                self._wake(mine.next)
                 if outcome is not None:
                     self._committed(outcome)
         except BaseException:
             mine.is_withdrawn = True
-            self._hand_on()
+            self._wake(mine.next)
             self._wait_for_decision(mine)
             raise
+        assert mine.verdict is not None, "it is decided"
         return mine.verdict
 
     def _wait_for_decision(self, withdrawn: WaitingBatch) -> None:
@@ -130,27 +146,30 @@ class CommitQueue:
     def _commit_alone(self, batch: Batch) -> Outcome | None:
         """Commit a batch that no other waits with, which takes two thirds of the Python code; None if others came."""
         shared, writer = self._shared, self._writer
-        with self._lock:
-            if self.waiting or self.group or self._is_closed:
-                return None
-            if shared.is_in_use:
-                self.clean()
-            shared.end_reading()
-            shared.is_in_use = self._is_committing = True
-            outcome = None
-            try:
-                outcome = writer.attempt_alone(batch)
-                self.finished()
-                shared.is_in_use = False
-            except BaseException as error:
-                failure = writer.failure(error)[0] if outcome is None and not _is_of_a_handler(error) else None
-                writer.roll_back()
-                shared.is_in_use = False
-                if failure is None:
-                    raise
-                outcome = failed([batch], failure, writer.last_version)
-            finally:
-                self._is_committing = False
+        try:
+            with self._lock:
+                if self.waiting or self.group or self._is_closed:
+                    return None
+                if shared.is_in_use:
+                    self.clean()
+                shared.end_reading()
+                shared.is_in_use = True
+                outcome = None
+                try:
+                    outcome = writer.attempt_alone(batch)
+                    self.finished()
+                    shared.is_in_use = False
+                except BaseException as error:
+                    failure = writer.failure(error)[0] if outcome is None and not _is_of_a_handler(error) else None
+                    writer.roll_back()
+                    shared.is_in_use = False
+                    if failure is None:
+                        raise
+                    outcome = failed([batch], failure, writer.last_version)
+        finally:
+            self._is_led = False
+            if self.waiting:
+                self._hand_on()
         return outcome
 
     def close(self) -> None:
@@ -178,12 +197,25 @@ class CommitQueue:
                 self.waiting.appendleft(left)
         self.group.clear()
 
+    def _wake(self, decided: WaitingBatch | None) -> None:
+        """Wake the thread of a decided batch, which wakes the next one; after the last, a thread that leads."""
+        while decided is not None:
+            decided.wake()
+            if not decided.is_withdrawn:
+                return
+            decided = decided.next  # the thread of a withdrawn batch may be gone
+        self._hand_on()
+
     def _hand_on(self) -> None:
         """Let the thread whose batch waits longest commit the next group."""
+        # First: a thread that adds its batch from now on leads by itself, or is found below.
+        self._is_led = False
         for waiting in self.waiting.copy():
-            if not waiting.is_withdrawn:
+            self._is_led = True  # before the question: a thread that is decided until then waits for no one
+            if waiting.verdict is None and not waiting.is_withdrawn:
                 waiting.wake()
                 return
+            self._is_led = False
 
     def _commit_next(self) -> Outcome | None:
         shared = self._shared
@@ -192,13 +224,10 @@ class CommitQueue:
         shared.end_reading()
         shared.is_in_use = self._is_committing = True
         try:
-            if self._was_crowded:
-                sleep(0)  # lets threads that have just been woken add their next batches
             self._gather()
             group = [waiting.batch for waiting in self.group]
             if not group:
                 return None
-            self._was_crowded = len(group) > 1
             try:
                 outcome = self._writer.attempt(group)
             except Exception as error:
@@ -242,9 +271,11 @@ class CommitQueue:
         self._alone = max(0, self._alone - 1)
 
     def _decide(self, verdicts: Sequence[Verdict | None]) -> None:
-        for decided, verdict in zip(self.group, verdicts, strict=True):
+        group = self.group
+        for one, following in pairwise(group):
+            one.next = following
+        for decided, verdict in zip(group, verdicts, strict=True):
             decided.verdict = verdict
-        for decided in self.group:
-            decided.wake()
+        self._wake(group[0])
         self._writer.roll_back()  # nothing is open: it forgets the group
-        self.group.clear()
+        group.clear()

@@ -17,7 +17,7 @@ from keyloft.engines.sqlite.reads import answer, points
 from keyloft.errors import Closed
 
 
-def answers(cursor: apsw.Cursor, asks: Sequence[Ask], now: int) -> list[Any]:
+def answers(cursor: apsw.Cursor, asks: Sequence[Ask], now: int, *, only_gets: bool) -> list[Any]:
     """Answer all asks from one view: the one that is open, or one of their own."""
     if len(asks) == 1:
         return [answer(cursor, asks[0], now)]
@@ -25,7 +25,7 @@ def answers(cursor: apsw.Cursor, asks: Sequence[Ask], now: int) -> list[Any]:
     try:
         if own_transaction:
             cursor.execute("BEGIN")
-        if all([type(ask) is Get for ask in asks]):
+        if only_gets:
             return points(cursor, cast("Sequence[Get]", asks), now)
         return [answer(cursor, ask, now) for ask in asks]
     finally:
@@ -118,7 +118,7 @@ class ReaderPool:
         self._lock = ThreadLock()
         self._is_closed = False
 
-    def read(self, asks: Sequence[Ask], now: int) -> list[Any]:
+    def read(self, asks: Sequence[Ask], now: int, *, only_gets: bool) -> list[Any]:
         """Answers from one view.
 
         Raises:
@@ -131,7 +131,7 @@ class ReaderPool:
         except IndexError:
             connection = self._file.open_reader(cache_mib=limits.READER_CACHE_MIB)
         try:
-            found = answers(connection.cursor(), asks, now)
+            found = answers(connection.cursor(), asks, now, only_gets=only_gets)
         except apsw.Error as error:
             explained = self._file.explain(error, connection)
             self._file.close(connection)

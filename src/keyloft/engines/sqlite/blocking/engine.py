@@ -4,7 +4,7 @@ A read uses the writing connection, whose cache is warm, unless another thread h
 the threads that wait, for all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import time_ns
 from typing import Any, NoReturn, cast
 
@@ -14,10 +14,9 @@ from keyloft.clock import Clock, SystemClock
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.forks import ProcessBound
-from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Latest, Record, Scan
+from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Key, Latest, Record, Scan, Space
 from keyloft.core.waiting import ThreadWaiting
 from keyloft.engines.change_log import KeptHistory
-from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.commit.submitted import WRITTEN, report
 from keyloft.engines.sqlite.blocking.commits import CommitQueue
 from keyloft.engines.sqlite.blocking.connections import ReaderPool, SharedConnection, answers
@@ -25,7 +24,7 @@ from keyloft.engines.sqlite.blocking.housekeeping import Housekeeping
 from keyloft.engines.sqlite.engine import is_long_read
 from keyloft.engines.sqlite.errors import opened_read_only
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.reads import point
+from keyloft.engines.sqlite.reads import point, point_without_times
 from keyloft.engines.sqlite.writes import SqliteWriter
 from keyloft.engines.watches.feed import ChangeFeed, Start
 from keyloft.engines.watches.polling import Poller
@@ -61,43 +60,58 @@ class BlockingSqliteEngine(ProcessBound):
         # The callers of this engine may wait: for other processes' locks, and for a large transaction's pages.
         self._writer.allow_spill(True)
         self.connection.set_busy_handler(self._writer.wait_for_lock)
-        self.queue = CommitQueue(self._writer, self.shared, self._committed)
-        self._housekeeping = Housekeeping(file, self.shared, self.queue)
-        self.queue.finished = self._housekeeping.committed
-        self.shared.view_began = self._housekeeping.wake
         self._waiting = ThreadWaiting(self.shared.refuse_reentry)
         self.feed = ChangeFeed(self, clock, self._waiting)
         self.poller = Poller(self.feed, self._read_version)
+        self.queue = CommitQueue(self._writer, self.shared, self.feed.committed)
+        self._housekeeping = Housekeeping(file, self.shared, self.queue)
+        self.queue.finished = self._housekeeping.committed
+        self.shared.view_began = self._housekeeping.wake
         self._is_closed = False
 
     async def read(self, *asks: Ask) -> list[Any]:
         if self.refusal is not None:
             raise Closed(self.refusal)
         if len(asks) == 1 and type(get := asks[0]) is Get:
-            return [self.get(get)]
+            return [self.get(get, point)]
+        return self._answers(asks, [ask for ask in asks if type(ask) is not Get])
+
+    def get_many(self, asks: Sequence[Get]) -> list[Record | None]:
+        """The entries at several keys, as of one moment: what `read` answers, without a coroutine."""
+        if self.refusal is not None:
+            raise Closed(self.refusal)
+        return self._answers(asks, ())
+
+    def _answers(self, asks: Sequence[Ask], others: Sequence[Ask]) -> list[Any]:
+        """Answer all asks from one view; `others` are those that are no Get."""
         shared = self.shared
-        if self._has_readers and (shared.is_in_use or any([type(a) is not Get and is_long_read(a) for a in asks])):
-            return self._readers.read(asks, self._read_time())
+        if self._has_readers and (shared.is_in_use or any(map(is_long_read, others))):
+            return self._readers.read(asks, self._read_time(), only_gets=not others)
         shared.refuse_reentry()
         with shared.lock:
             if shared.is_in_use:
                 self._clean()
             shared.is_in_use = True
             try:
-                found = answers(shared.reading(), asks, self._read_time())
+                found = answers(shared.reading(), asks, self._read_time(), only_gets=not others)
             except BaseException as error:
                 self._fail_read(error)
             shared.is_in_use = False
         return found
 
-    def get(self, ask: Get) -> Record | None:
-        """The entry at a key: what `read` answers, without a coroutine, which takes as long as a third of a get."""
+    def get(
+        self, ask: Get, find: Callable[[apsw.Cursor, Space, Key], Record | None] = point_without_times
+    ) -> Record | None:
+        """The entry at a key: what `read` answers, without a coroutine, which takes as long as a third of a get.
+
+        Without another `find`, it lacks the times of creation and last change.
+        """
         if self.refusal is not None:
             raise Closed(self.refusal)
         shared = self.shared
         if shared.is_in_use:
             if self._has_readers:
-                [record] = self._readers.read((ask,), self._read_time())
+                [record] = self._readers.read((ask,), self._read_time(), only_gets=True)
                 return cast("Record | None", record)
             shared.refuse_reentry()
         with shared.lock:
@@ -105,7 +119,7 @@ class BlockingSqliteEngine(ProcessBound):
                 self._clean()
             shared.is_in_use = True
             try:
-                record = point(shared.reading(), ask.space, ask.key)
+                record = find(shared.reading(), ask.space, ask.key)
             except BaseException as error:
                 self._fail_read(error)
             shared.is_in_use = False
@@ -153,7 +167,8 @@ class BlockingSqliteEngine(ProcessBound):
             raise Closed(self.refusal)
         if self._file.read_only:
             return opened_read_only(self._file.path)
-        self._housekeeping.wake()
+        if self._housekeeping.is_asleep:
+            self._housekeeping.wake()
         return self.queue.commit(batch)
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
@@ -208,9 +223,6 @@ class BlockingSqliteEngine(ProcessBound):
 
     def _start(self) -> Start:
         return Start(self._read_version(), self._read_time())
-
-    def _committed(self, outcome: Outcome) -> None:
-        self.feed.committed(outcome)
 
     def _read_version(self) -> int:
         [version] = run_to_end(self.read(Latest()))

@@ -27,7 +27,8 @@ class Housekeeping:
         self._woken = ThreadEvent()
         self._thread: threading.Thread | None = None
         self._starting = ThreadLock()
-        self._is_asleep = True
+        self._in_memory = file.in_memory
+        self.is_asleep = True
         """Until it is woken. Only the thread itself changes this: a thread that wakes it may be interrupted."""
         self._is_stopping = False
         self._last_use = 0.0
@@ -41,7 +42,7 @@ class Housekeeping:
 
     def wake(self) -> None:
         """A thread is about to commit, or has opened a view."""
-        if self._is_asleep and not self._file.in_memory:
+        if self.is_asleep and not self._in_memory:
             if self._thread is None or not self._thread.is_alive():
                 self._start()
             self._last_use = monotonic()
@@ -57,7 +58,7 @@ class Housekeeping:
 
     def committed(self) -> None:
         """A group was committed; its thread still has the connection."""
-        if self._file.in_memory:
+        if self._in_memory:
             return
         self._last_use = monotonic()
         self._commits += 1
@@ -66,7 +67,8 @@ class Housekeeping:
             self._measure()
             if self._is_due() and self._last_use >= self._not_before:
                 self._woken.set()
-        self.wake()  # it may have fallen asleep while this commit waited for another process
+        if self.is_asleep:  # since this commit has waited for another process
+            self.wake()
 
     def _measure(self) -> None:
         """Read how many pages of the write-ahead log are not checkpointed; this thread has the connection, no view."""
@@ -82,12 +84,12 @@ class Housekeeping:
 
     def _run(self) -> None:
         while not self._is_stopping:
-            if self._is_asleep:
+            if self.is_asleep:
                 self._woken.block()
             else:
                 self._woken.block_for(self._pause())
             self._woken.clear()
-            self._is_asleep = False
+            self.is_asleep = False
             try:
                 self._tidy()
             except apsw.Error as error:
@@ -119,9 +121,9 @@ class Housekeeping:
         if now >= self._not_before and (self._is_due() or (is_long and is_quiet)):
             self._checkpoint()
         elif not is_long and self._is_idle():
-            self._is_asleep = True
+            self.is_asleep = True
             if not self._is_idle():
-                self._is_asleep = False  # a view or a commit began meanwhile, and did not wake this thread
+                self.is_asleep = False  # a view or a commit began meanwhile, and did not wake this thread
 
     def _is_idle(self) -> bool:
         if self._shared.is_viewing or self._shared.is_in_use or self._queue.group:
