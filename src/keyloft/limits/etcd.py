@@ -26,7 +26,7 @@ ETCD_RELOADED_BYTES: Final = ETCD_TXN_BYTES // 4
 """Nor does a commit whose keys take more than this."""
 
 ETCD_GUESSED_KEYS: Final = 100
-"""A group of sets of up to so many keys is written without having been read, if its keys are probably absent: each is a
+"""A group of sets of up to this many keys is written without a read, if its keys are probably absent: each key is a
 comparison, and etcd allows 128 in a transaction."""
 
 ETCD_GROUPS_READ: Final = 256
@@ -51,7 +51,7 @@ ETCD_PAGE_ROWS: Final = 1000
 """How many rows one request of a scan asks for."""
 
 ETCD_SORTED_ROWS: Final = 256
-"""A reverse scan lets etcd sort up to so many rows more than it returns; beyond, it looks for a narrower range."""
+"""A reverse scan lets etcd sort up to this many rows more than it returns; beyond, it looks for a narrower range."""
 
 ETCD_PROBES: Final = 40
 """How often a reverse scan halves its range before it lets etcd sort what is left."""
@@ -75,8 +75,11 @@ ETCD_MEMBERS_SECONDS: Final = 30.0
 """How often the cluster is asked for members that the URL does not name."""
 
 ETCD_FREE_RACES: Final = 8
-"""A commit that has lost up to so many races against other processes tries again at once: with a pause after each, the
-process that won the last race wins the next ones, too."""
+"""A commit that has lost up to this many races against other processes is tried again at once: with a pause after each
+loss, the process that won the last race wins the next ones, too."""
+
+ETCD_ANNOUNCED_RACES: Final = 2
+"""After so many lost races, and then now and then, a process asks the one that wins them for a turn."""
 
 ETCD_RACE_PAUSES: Final = (0.001, 0.05)
 """The first and the longest pause after each further one; they double, at random."""
@@ -87,8 +90,29 @@ ETCD_TURN_SECONDS: Final = 0.05
 ETCD_HANDOVER_SECONDS: Final = 0.015
 """How long it waits after that for another one to begin."""
 
-ETCD_HANDOVER_POLL_SECONDS: Final = 0.002
+ETCD_HANDOVER_POLL_SECONDS: Final = 0.003
 """Seconds between two reads of the counter meanwhile."""
+
+ETCD_QUIET_SECONDS: Final = 0.012
+"""A process that has not committed for so long during its turn has nothing more to write: others go on."""
+
+ETCD_QUIET_COMMITS: Final = 3
+"""Nor may that be shorter than so many commits take."""
+
+ETCD_NOTING_SECONDS: Final = 60.0
+"""For how long a process notes which rows it writes after it has seen a commit of another one."""
+
+ETCD_NOTED_ROWS: Final = 512
+"""A commit beside other processes that write notes up to so many rows, which these then need not read."""
+
+ETCD_NOTE_BYTES: Final = 64 * 1024
+"""The largest of these notes."""
+
+ETCD_NOTED_VERSIONS: Final = 5000
+"""Notes that are so many versions old are removed."""
+
+ETCD_NOTES_READ: Final = 64
+"""How many notes are read at a time; a process that has missed more reads rows instead."""
 
 ETCD_TURN_PAUSE_SECONDS: Final = 0.01
 """A process whose next batch arrives later than this after its last commit asks for no turn: it has little to write."""

@@ -1,11 +1,21 @@
 """Rows that a process remembers as it has written them decide only as long as no one else has written."""
 
+import asyncio
 import random
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 import keyloft
 from keyloft import ManualClock, admin, limits
+from keyloft.core.engine import Engine
+from keyloft.core.keys import encode
+from keyloft.core.records import Address, Batch, Committed, Delete, Get, Record, Set, Space
+from keyloft.core.values import Encoding
+from keyloft.engines import open_engine
+from keyloft.engines.etcd.layout import StoredRow
+from keyloft.engines.etcd.row_cache import RowCache
 
 _KEYS = [("k", number) for number in range(5)]
 _VALUES = [1, {"some": "object"}, b"1" * (limits.ETCD_INLINE_BYTES + 1)]
@@ -38,3 +48,101 @@ async def test_sets_without_reading_leave_what_sets_after_reading_would(
                 assert {entry.key: entry.value for entry in await reader.list(prefix=("k",))} == alive
         await one.sweep()
     assert (await admin.check(etcd_url)).findings == ()
+
+
+async def test_two_processes_that_write_at_once_replace_rows_as_they_are(
+    etcd_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each knows from the other's notes what it replaces: the time of creation stays, expiries and chunks go."""
+    monkeypatch.setattr(limits, "ETCD_TURN_SECONDS", 0.01)  # many changes of turn
+    monkeypatch.setattr(limits, "ETCD_NOTES_READ", 4)  # and some gaps
+    rng = random.Random(7)
+    keys = [encode(key) for key in _KEYS]
+    engines = [await open_engine(etcd_url) for _ in range(2)]
+    try:
+        await asyncio.gather(*[set_key(engines[0], key, b"0") for key in keys])
+        created = {key: (await record_of(engines[0], key)).created_at for key in keys}
+
+        async def write(engine: Engine) -> None:
+            for _ in range(40):
+                value = rng.choice([b"1", b"1" * (limits.ETCD_INLINE_BYTES + 1)])
+                await set_key(engine, rng.choice(keys), value, expires_in=rng.choice([None, 3_600_000]))
+                if rng.random() < 0.1:
+                    await engine.commit(Batch((Delete(Space.TUPLES, b"another"),)))
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*[write(engine) for engine in engines for _ in range(8)])
+        for engine in engines:
+            assert {key: (await record_of(engine, key)).created_at for key in keys} == created
+    finally:
+        for engine in engines:
+            await engine.aclose()
+    assert (await admin.check(etcd_url)).findings == ()
+
+
+async def test_a_process_learns_what_another_one_wrote_without_reading_it(
+    etcd_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both set the same keys again and again: once each has met all of them, no rows are read."""
+    rows_read = 0
+    read = RowCache.read
+
+    def counting(cache: RowCache, rows: Mapping[Address, StoredRow]) -> None:
+        nonlocal rows_read
+        rows_read += len(rows)
+        read(cache, rows)
+
+    monkeypatch.setattr(RowCache, "read", counting)
+    async with (
+        keyloft.open(etcd_url, sweep_every=None) as one,
+        keyloft.open(etcd_url, sweep_every=None) as other,
+    ):
+
+        async def write(kv: keyloft.Store) -> None:
+            for key in _KEYS:
+                await kv.set(key, 1)
+
+        for _ in range(3):
+            await write(one)
+            await write(other)
+        rows_read = 0
+        for _ in range(3):
+            await write(one)
+            await write(other)
+    assert rows_read == 0
+
+
+async def test_rows_that_were_written_without_a_note_are_read_again(etcd_url: str, tmp_path: Path) -> None:
+    """An import leaves none, and no new version either."""
+    key = _KEYS[0]
+    async with keyloft.open(etcd_url, sweep_every=None) as one:
+        await one.set(key, 1, expire_in=3600)
+        await admin.export(etcd_url, tmp_path / "lines")
+        async with keyloft.open(etcd_url, sweep_every=None) as other:
+            for kv in (one, other, one):
+                await kv.set(key, 2)
+            await admin.import_(tmp_path / "lines", etcd_url, existing="replace")
+            await one.set(key, 3)
+    assert (await admin.check(etcd_url)).findings == ()
+
+
+async def test_after_a_restore_the_rows_of_the_replaced_store_are_forgotten(etcd_url: str, tmp_path: Path) -> None:
+    async with keyloft.open(etcd_url, sweep_every=None) as kv:
+        await kv.set(_KEYS[0], 1)
+        await admin.backup(etcd_url, tmp_path / "backup.db")
+        await kv.set(_KEYS[0], 2)
+        await admin.restore(tmp_path / "backup.db", etcd_url, replace=True)
+        async with asyncio.timeout(10):
+            await kv.set(_KEYS[0], 3)
+    assert (await admin.check(etcd_url)).findings == ()
+
+
+async def set_key(engine: Engine, key: bytes, value: bytes, expires_in: int | None = None) -> None:
+    batch = Batch((Set(Space.TUPLES, key, value, Encoding.JSON, expires_in),))
+    assert isinstance(await engine.commit(batch), Committed)
+
+
+async def record_of(engine: Engine, key: bytes) -> Record:
+    [record] = await engine.read(Get(Space.TUPLES, key))
+    assert isinstance(record, Record)
+    return record

@@ -1,6 +1,9 @@
 """Processes that write into one store take turns: none is starved, and none waits for one that is gone."""
 
 import asyncio
+import signal
+import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -15,6 +18,7 @@ from keyloft.engines import open_engine
 from keyloft.engines.etcd import layout, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.layout import StoreState
+from keyloft.engines.etcd.row_cache import RowCache
 from keyloft.engines.etcd.views import RevisionViews
 from keyloft.engines.etcd.writer_turns import WriterTurns
 
@@ -85,8 +89,42 @@ async def test_the_turn_of_a_process_that_is_gone_holds_up_no_one(
     gone = layout.pack_counter(replace(view.counter, writer="gone", turn_left=3_600_000))
     await views.cluster.ask("Txn", transactions.transaction((), [transactions.put(view.keys.counter, gone)]))
     async with asyncio.timeout(60):
-        turns = WriterTurns(views)  # of one that has lost a race against it
+        turns = WriterTurns(views, RowCache())  # of one that has lost a race against it
         turns.left(view.counter, 0)
         turns.left(replace(view.counter, writer="gone", version=view.counter.version + 1), 0)
         await turns.wait(asyncio.get_running_loop().time())
         await set_key(engine, b"k")
+
+
+_BUSY = """
+import asyncio, sys
+import keyloft
+
+async def main():
+    async with keyloft.open(sys.argv[1], sweep_every=None) as kv:
+        async def write(number):
+            while True:
+                await kv.set(("busy", number), 1)
+        await asyncio.gather(*map(write, range(32)))
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_that_is_stopped_within_its_turn_delays_others_for_a_moment(
+    etcd_url: str, views: RevisionViews
+) -> None:
+    engine = await open_engine(etcd_url)
+    busy = await asyncio.create_subprocess_exec(sys.executable, "-c", _BUSY, etcd_url)
+    try:
+        async with asyncio.timeout(60):
+            while (counter := await counter_of(views)).writer == "" or not counter.turn_left:
+                await set_key(engine, b"own")  # it takes turns once it has met another one
+            busy.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        await asyncio.gather(*[set_key(engine, b"%d" % number) for number in range(32)])
+        assert time.monotonic() < began + 2  # of which 0.5 s are the turn's; the rest is for a busy machine
+    finally:
+        busy.kill()
+        await busy.wait()
+        await engine.aclose()

@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Coroutine, Iterator
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import pytest
@@ -57,6 +58,7 @@ class Statement(NamedTuple):
     needs: int
 
 
+@cache
 def statements(layout: PostgresLayout) -> dict[str, Statement]:
     """Each statement of a layout, as the engine uses it; scans and counts over wide ranges and narrow ones."""
     numbers, large = range(1000, 1000 + 2 * MANY, 2), range(1000, 1000 + 2 * LARGE, 2)
@@ -133,6 +135,12 @@ def literal(value: Any) -> str:
     return str(value)
 
 
+@cache
+def bound(layout: PostgresLayout, name: str) -> str:
+    """SQL for the bindings of a statement."""
+    return ", ".join(map(literal, statements(layout)[name].bindings))
+
+
 class AnalyzedDatabase:
     """A database, and a connection to it as the engine has it."""
 
@@ -168,8 +176,7 @@ class AnalyzedDatabase:
 
     def carried_out(self, layout: PostgresLayout, name: str) -> Node:
         """Run a statement and roll back; returns its plan."""
-        bindings = ", ".join(map(literal, statements(layout)[name].bindings))
-        done = f'EXECUTE "{layout.table} {name}"({bindings})'
+        done = f'EXECUTE "{layout.table} {name}"({bound(layout, name)})'
         self.execute("BEGIN")
         shown = self._run(self._connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {done}"))
         self.execute("ROLLBACK")

@@ -11,6 +11,7 @@ from keyloft import admin, migrations
 from keyloft.cli.doctor.database import examine
 from keyloft.core.schema import REVISION
 from keyloft.engines import inspect_database
+from keyloft.engines.postgres.engine import PostgresEngine
 from keyloft.limits import VERSION_JUMP
 from tests.support.postgres_cluster import cluster
 from tools.postgres import TIMEOUT_SECONDS, query
@@ -139,6 +140,38 @@ async def test_standbys_show_a_callers_own_writes_and_answer_while_there_is_no_p
         until(lambda: one.caught_up_with(primary))
         async with keyloft.open(servers.url()) as kv:
             assert await kv.set(("k",), "restored") > VERSION_JUMP
+
+
+async def test_a_store_can_be_opened_and_read_while_there_is_no_primary() -> None:
+    with cluster(2) as servers:
+        primary, one, two = servers.nodes
+        async with keyloft.open(servers.url()) as kv:
+            await kv.set(("k",), "old")
+            until(lambda: one.caught_up_with(primary) and two.caught_up_with(primary))
+            two.follow(None)
+            await kv.set(("k",), "new")
+            until(lambda: one.caught_up_with(primary))
+        with primary.stopped():
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                kv = await keyloft.open(servers.url(), reads="standby")
+                # Not from the standby that is behind the other one, whichever has its turn.
+                assert {(await kv.get(("k",))).value for _ in range(10)} == {"new"}
+                assert [entry.value for entry in await kv.list(prefix=())] == ["new"]
+            with pytest.raises(keyloft.Unreachable):
+                await keyloft.open(servers.url(), patience=2)
+            writing = asyncio.create_task(kv.set(("k",), "after"))
+        try:
+            await writing  # as soon as there is a primary
+            assert (await kv.get(("k",))).value == "after"
+            assert isinstance(kv.engine, PostgresEngine)
+            assert kv.engine.server.has_function
+        finally:
+            await kv.aclose()
+        with primary.stopped():
+            two.kill()
+            query(one.url, "SELECT 1")
+            async with asyncio.timeout(TIMEOUT_SECONDS), keyloft.open(servers.url(), reads="standby") as kv:
+                assert (await kv.get(("k",))).value == "after"
 
 
 def reads_by_host(kv: keyloft.Store) -> Counter[str]:

@@ -84,7 +84,7 @@ class CommitDraft:
     async def store_large(
         self, cluster: EtcdCluster, most: int, now: int, arrived: float, before: StoredChunks | None = None
     ) -> None:
-        """Store large values before the commit, and others until the rest of it takes no more than so many bytes.
+        """Store large values before the commit, and others until the rest of it takes no more than this many bytes.
 
         Raises:
             InvalidArgument: The rest is too large.
@@ -112,7 +112,7 @@ class CommitDraft:
         return self._others_bytes + puts
 
     def _largest(self, most: int) -> dict[bytes, bytes]:
-        """Values that go into chunks: all large ones, and as many as must go for the rest to take so many bytes."""
+        """Values that go into chunks: all large ones, and as many as must go for the rest to take this many bytes."""
         size = self._size
         taken: dict[bytes, bytes] = {}
         if size > min(most, limits.ETCD_INLINE_BYTES):

@@ -1,10 +1,12 @@
 """How a store lies in etcd: the form of its keys and values.
 
     PREFIX/counter                          the version counter, and what else belongs to the store as a whole
+    PREFIX/waiting                          which process has lost races last, so that it asks for a turn
     PREFIX/GENERATION/d/ SPACE KEY          an entry: a head, then its value, or where its chunks are
     PREFIX/GENERATION/x/ SPACE EXPIRY KEY   the index of expiries, without values
     PREFIX/GENERATION/l/ VERSION PART       the change log
     PREFIX/GENERATION/v/ ID NUMBER          chunks of large values; number 0 holds the key that they belong to
+    PREFIX/GENERATION/w/ VERSION            what a commit wrote lately, without values, while several processes write
 
 All keys of a store but one lie below the number of its generation. A restore fills another generation, and the counter
 then names that one: so readers see all of it or nothing.
@@ -12,13 +14,14 @@ then names that one: so readers see all of it or nothing.
 
 import re
 import struct
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from keyloft.core.maintenance import LogRow
-from keyloft.core.records import Head, Key, Record, Space
+from keyloft.core.records import Address, Head, Key, Record, Space
 from keyloft.core.schema import VERSION_BY_HAND
 from keyloft.errors import DatabaseError, SchemaTooNew
 
@@ -26,6 +29,8 @@ FORMAT: Final = 1
 """The layout that this version reads and writes."""
 
 _SPACE_NAMES: Final = {Space.TUPLES: b"t", Space.SEMANTIC: b"s", Space.PLUGINS: b"p"}
+_SPACES: Final = tuple(Space)
+_SPACE_NUMBERS: Final = {space: number for number, space in enumerate(_SPACES)}
 _MOMENT: Final = struct.Struct(">Q")
 _HEAD: Final = struct.Struct(">BBQqQQ")
 """Whether the value is in chunks, then encoding, version, expiry or -1, and the times of creation and last change."""
@@ -55,12 +60,13 @@ class StoreState(Struct, frozen=True, kw_only=True, array_like=True):
     """For how many milliseconds that engine asks others to wait, because it goes on."""
 
 
-_encode_counter = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
 _decode_counter = msgspec.msgpack.Decoder(StoreState).decode
+_decode_written = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, bytes, bytes | None]]]).decode
 
 
 def pack_counter(counter: StoreState) -> bytes:
-    return _encode_counter(counter)
+    return _encode(counter)
 
 
 def unpack_counter(name: str, value: bytes) -> StoreState:
@@ -108,11 +114,13 @@ class KeyLayout:
     def __init__(self, prefix: str, generation: int) -> None:
         self.generation = generation
         self.counter = counter_key(prefix)
+        self.waiting = prefix.encode() + b"/waiting"
         self.base = generation_prefix(prefix, generation)
         self._data = {space: self.base + b"d/" + name for space, name in _SPACE_NAMES.items()}
         self._index = {space: self.base + b"x/" + name for space, name in _SPACE_NAMES.items()}
         self._log = self.base + b"l/"
         self._chunks = self.base + b"v/"
+        self._written = self.base + b"w/"
 
     @property
     def whole_range(self) -> tuple[bytes, bytes]:
@@ -141,8 +149,7 @@ class KeyLayout:
         chunked, encoding, version, expiry, created, updated = _HEAD.unpack_from(value)
         key, expires_at = self.key_of(space, data), None if expiry < 0 else expiry
         if chunked:
-            head = Head(key, b"", encoding, version, expires_at, created, updated)
-            return StoredRow(head, Chunks(*_CHUNKED.unpack_from(value, _HEAD.size)))
+            return row_without_value(key, value)
         return StoredRow(Record(key, value[_HEAD.size :], encoding, version, expires_at, created, updated))
 
     # Expiries
@@ -176,6 +183,15 @@ class KeyLayout:
         if chunked:
             return LogRow(version, part, base, at, size, b""), Chunks(*_CHUNKED.unpack_from(value, _LOG_HEAD.size))
         return LogRow(version, part, base, at, size, value[_LOG_HEAD.size :]), None
+
+    # What was written lately
+
+    def written(self, version: int) -> bytes:
+        return self._written + _MOMENT.pack(version)
+
+    @property
+    def written_range(self) -> tuple[bytes, bytes]:
+        return self._written, after_prefix(self._written)
 
     # Chunks
 
@@ -242,6 +258,30 @@ def pack_row(record: Record, chunks: Chunks | None = None) -> bytes:
 def pack_log_row(row: LogRow, commit_id: bytes, chunks: Chunks | None = None) -> bytes:
     head = _LOG_HEAD.pack(chunks is not None, row.base, row.at, row.size, commit_id)
     return head + (row.changes if chunks is None else _pack_chunks(chunks))
+
+
+def pack_written(counter_revision: int, written: Mapping[Address, StoredRow | None]) -> bytes:
+    """The rows that a commit wrote, without their values, and the revision of the counter that it replaced."""
+    rows = [
+        (_SPACE_NUMBERS[space], raw(space, key), None if row is None else pack_row(row.record, row.chunks))
+        for (space, key), row in written.items()
+    ]
+    return _encode((counter_revision, rows))
+
+
+def unpack_written(value: bytes) -> tuple[int, dict[Address, bytes | None]]:
+    """The revision of the counter that a commit replaced, and the rows that it wrote; None for those it removed.
+
+    `row_without_value` takes such a row apart.
+    """
+    revision, rows = _decode_written(value)
+    return revision, {(_SPACES[number], key_of(_SPACES[number], key)): row for number, key, row in rows}
+
+
+def row_without_value(key: Key, value: bytes) -> StoredRow:
+    chunked, encoding, version, expiry, created, updated = _HEAD.unpack_from(value)
+    head = Head(key, b"", encoding, version, None if expiry < 0 else expiry, created, updated)
+    return StoredRow(head, Chunks(*_CHUNKED.unpack_from(value, _HEAD.size)) if chunked else None)
 
 
 def commit_id_of(value: bytes) -> bytes:

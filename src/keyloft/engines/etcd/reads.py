@@ -1,13 +1,10 @@
 """Answers read requests from etcd: concurrent gets share a transaction, all else is read from a view of its own."""
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Sequence
 from itertools import compress
 from typing import Any, TypeAlias, cast
-
-from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core.records import (
@@ -24,23 +21,13 @@ from keyloft.core.records import (
     StoreId,
     Usage,
 )
-from keyloft.engines.commit.outcomes import copy
 from keyloft.engines.etcd import errors, log, scans, transactions
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.views import RevisionView, RevisionViews
-from keyloft.errors import Closed, DatabaseError, KeyloftError, Unreachable
-
-logger = logging.getLogger(__name__)
+from keyloft.engines.pending_gets import PendingGets, fail, fail_late
+from keyloft.errors import Closed
 
 Answers: TypeAlias = list[Any]
-
-
-class _PendingGets(Struct, eq=False):
-    """The gets of a caller."""
-
-    gets: Sequence[Get]
-    future: "asyncio.Future[list[Record | None]]"
-    arrived: float
 
 
 class EtcdReads:
@@ -50,7 +37,7 @@ class EtcdReads:
         self._views = views
         self._cluster = views.cluster
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[_PendingGets] = deque()
+        self._waiting: deque[PendingGets] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -81,14 +68,14 @@ class EtcdReads:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        _fail(self._waiting, Closed())
+        fail(self._waiting, Closed())
 
     # Gets
 
     def gets(self, gets: Sequence[Get]) -> "asyncio.Future[list[Record | None]]":
         """The entries at some keys. While a transaction is under way, the keys for the next one gather."""
         future: asyncio.Future[list[Record | None]] = self._loop.create_future()
-        self._waiting.append(_PendingGets(gets, future, self._loop.time()))
+        self._waiting.append((gets, future, self._loop.time()))
         if len(self._tasks) < limits.ETCD_READS_AT_ONCE:
             self._start()
         return future
@@ -111,39 +98,28 @@ class EtcdReads:
                 self._waiting.extendleft(reversed(some))
                 raise
 
-    def _take(self) -> list[_PendingGets]:
-        taken: list[_PendingGets] = []
+    def _take(self) -> list[PendingGets]:
+        taken: list[PendingGets] = []
         keys = 0
-        while self._waiting and (not taken or keys + len(self._waiting[0].gets) <= limits.ETCD_KEYS_PER_READ):
-            lookup = self._waiting.popleft()
-            if not lookup.future.done():
+        while self._waiting and (not taken or keys + len(self._waiting[0][0]) <= limits.ETCD_KEYS_PER_READ):
+            gets, future, _ = lookup = self._waiting.popleft()
+            if not future.done():
                 taken.append(lookup)
-                keys += len(lookup.gets)
+                keys += len(gets)
         return taken
 
-    async def _look_up(self, lookups: list[_PendingGets]) -> None:
-        gets = [get for lookup in lookups for get in lookup.gets]
+    async def _look_up(self, lookups: list[PendingGets]) -> None:
         try:
-            found = await self._read_gets(gets, lookups[0].arrived)
-        except Unreachable as error:
-            # The first has waited long enough; those that arrived later have time left.
-            late = self._loop.time() - self._cluster.patience
-            overdue = max(1, sum(lookup.arrived <= late for lookup in lookups))
-            _fail(lookups[:overdue], error)
-            self._waiting.extendleft(reversed(lookups[overdue:]))
-            return
-        except KeyloftError as error:
-            _fail(lookups, error)
-            return
+            found = await self._read_gets([get for gets, _, _ in lookups for get in gets], lookups[0][2])
         except Exception as error:
-            logger.exception("looking up keys failed unexpectedly")
-            _fail(lookups, DatabaseError(f"{self._cluster.name}: reading failed unexpectedly: {type(error).__name__}"))
+            rest = fail_late(lookups, error, self._cluster.name, self._cluster.patience)
+            self._waiting.extendleft(reversed(rest))
             return
         at = 0
-        for lookup in lookups:
-            if not lookup.future.done():
-                lookup.future.set_result(found[at : at + len(lookup.gets)])
-            at += len(lookup.gets)
+        for gets, future, _ in lookups:
+            if not future.done():
+                future.set_result(found[at : at + len(gets)])
+            at += len(gets)
 
     async def _read_gets(self, gets: Sequence[Get], arrived: float) -> list[Record | None]:
         while True:
@@ -202,10 +178,3 @@ async def answer(view: RevisionView, ask: Ask) -> Any:
         case Changes():
             return await log.read(view, ask.after)
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
-
-
-def _fail(lookups: Sequence[_PendingGets] | deque[_PendingGets], error: KeyloftError) -> None:
-    for lookup in lookups:
-        if not lookup.future.done():
-            lookup.future.set_exception(copy(error))
-            lookup.future.exception()  # its caller may be gone, and asyncio would log it

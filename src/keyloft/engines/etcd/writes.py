@@ -8,7 +8,7 @@ import asyncio
 import math
 import random
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,7 @@ from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome, committed, copy, failed, joined
 from keyloft.engines.commit.settle import Settled, deciding, settle, unread, with_values
-from keyloft.engines.etcd import errors, layout, log, scans, transactions
+from keyloft.engines.etcd import errors, layout, log, row_cache, scans, transactions
 from keyloft.engines.etcd.drafts import CommitDraft, StoredChunks
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoredRow
@@ -64,8 +64,8 @@ class EtcdWriter:
         self._views = views
         self._cluster = views.cluster
         self._history = history
-        self._turns = WriterTurns(views)
         self._cache = RowCache()
+        self._turns = WriterTurns(views, self._cache)
         self._loop = asyncio.get_running_loop()
         self._last_version = 0
         self._trimming: asyncio.Task[None] | None = None
@@ -95,7 +95,9 @@ class EtcdWriter:
 
     def cancelled(self, group: list[Batch]) -> Outcome:
         """The outcome of a group whose task was cancelled."""
-        unknown = CommitUnknown("the event loop ended during a commit: it was made or not; read the entry to find out")
+        unknown = CommitUnknown(
+            "the event loop ended during a commit: it may have been made; read the entry to find out"
+        )
         return failed(group, unknown, self._last_version)
 
     async def aclose(self) -> None:
@@ -172,8 +174,7 @@ class _Commit:
 
     async def _decide(self) -> "Outcome | _Try":
         """The try that has landed, or the outcome if nothing is to be written."""
-        await self._turns.give_way(self._arrived)
-        loaded = self._remember()
+        loaded = self._remember(is_up_to_date=await self._turns.give_way(self._arrived))
         while True:
             try:
                 if loaded is None:
@@ -192,28 +193,36 @@ class _Commit:
                 if landed is not None:
                     return landed
                 if self._races and await self._has_paused_after_race(loaded):
-                    loaded = None
+                    loaded = self._remember(is_up_to_date=True)
             except Failure as error:
                 loaded = None
                 if not errors.is_compacted(error):
                     await self._pause_after(error)
 
-    def _remember(self) -> _DecidingRows | None:
-        """What decides a group of sets, if no other process writes; None if it is to be read."""
-        if self._needs or not self._turns.is_alone:
+    def _remember(self, *, is_up_to_date: bool) -> _DecidingRows | None:
+        """What decides a group of sets, if no other process has written since the cache was up to date.
+
+        Returns:
+            None if it is to be read.
+        """
+        if self._needs or self._lost or not (is_up_to_date or self._turns.is_alone):
             return None
         found = self._cache.find(self._addresses, self._arrived)
         return None if found is None else _DecidingRows(*found)
 
     async def _load(self) -> tuple[_DecidingRows | None, _Try | None]:
         """Read what decides, or find out that a lost try has landed."""
-        some = self._addresses[: limits.ETCD_KEYS_PER_READ]
+        uses_cache = not self._needs and not self._lost
+        wanted = self._cache.known(self._addresses)[1] if uses_cache else self._addresses
+        some = wanted[: limits.ETCD_KEYS_PER_READ]
         # A group of sets is written whatever was read: if that was old, its comparison fails, and the reply is new.
         serializable = not self._needs and not self._lost and not self._races and self._turns.is_alone
 
         def reads(keys: KeyLayout) -> list[Any]:
-            lost = [transactions.read(one.log_key) for one in self._lost]
-            return lost + [transactions.read(keys.data(*address), serializable=serializable) for address in some]
+            others = [transactions.read(one.log_key) for one in self._lost]
+            if uses_cache:
+                others = self._cache.news(keys, serializable=serializable)
+            return others + [transactions.read(keys.data(*address), serializable=serializable) for address in some]
 
         view, found = await self._views.fetch(reads, self._arrived, serializable=serializable)
         for one, reply in zip(self._lost, found, strict=False):
@@ -222,23 +231,21 @@ class _Commit:
                 return None, one
             if view.counter.generation != one.keys.generation:
                 raise errors.commit_unknown(self._cluster.name)
-        found = found[len(self._lost) :]
+        others, found = found[: len(found) - len(some)], found[len(found) - len(some) :]
+        if uses_cache:
+            self._cache.catch_up(view, others)
+            if not set(self._cache.known(self._addresses)[1]) <= set(wanted):
+                return await self._load()  # rows that were not read have left the cache
         # A try that compares what is no longer so can't land any more.
         self._lost = [one for one in self._lost if one.counter_revision == view.counter_revision]
         stored = [reply.kvs for reply in found]
-        stored += await view.gets([view.keys.data(*address) for address in self._addresses[len(some) :]])
-        loaded = self._rows(view, stored)
-        if not self._needs:
-            self._cache.read(loaded.rows)
-        return loaded, None
-
-    def _rows(self, view: RevisionView, stored: Sequence[Any]) -> _DecidingRows:
-        rows = {
-            address: view.keys.row(address[0], kvs[0].key, kvs[0].value)
-            for address, kvs in zip(self._addresses, stored, strict=True)
-            if kvs
-        }
-        return _DecidingRows(view, rows)
+        stored += await view.gets([view.keys.data(*address) for address in wanted[len(some) :]])
+        rows = _rows(view, wanted, stored)
+        if uses_cache:
+            if wanted:
+                self._cache.read(rows)
+            rows |= self._cache.known(self._addresses)[0]
+        return _DecidingRows(view, rows), None
 
     async def _settle(self, loaded: _DecidingRows) -> tuple[Settled, int]:
         view = loaded.view
@@ -277,17 +284,26 @@ class _Commit:
             draft.write(address, write, now)
         for row in rows:
             draft.log(row, commit_id)
+        uses_cache = not self._needs and not self._lost and self._cache.shows(view)
         reading = sum([len(keys.data(*address)) + OPERATION_BYTES for address in self._addresses])
-        reload = (
+        reload = uses_cache or (
             len(self._addresses) <= limits.ETCD_RELOADED_KEYS
             and reading <= limits.ETCD_RELOADED_BYTES
             and not self._lost
         )
-        reads = [transactions.read(keys.data(*address)) for address in self._addresses] if reload else []
+        reads = []
+        if uses_cache:
+            reading, reads = 0, self._cache.news(keys)
+        elif reload:
+            reads = [transactions.read(keys.data(*address)) for address in self._addresses]
         reads.insert(0, transactions.read(keys.counter))
         most = limits.ETCD_TXN_BYTES - (reading if reload else 0)
         await draft.store_large(self._cluster, most, now, self._arrived, self._chunks)
         operations = [*draft.operations(), transactions.put(keys.counter, layout.pack_counter(counter))]
+        written = draft.rows()
+        if self._turns.others_write:
+            operations += row_cache.note(view, settled.version, written, is_first=view.counter.writer != counter.writer)
+        operations.append(transactions.read(keys.waiting))
         compare = [transactions.is_unchanged(keys.counter, view.counter_revision)]
         if loaded.absent:
             if len(operations) > transactions.FLAT:
@@ -305,7 +321,9 @@ class _Commit:
         self._lost.remove(attempt)
         if response.succeeded:
             self._turns.committed(counter.turn_left)
-            self._cache.committed(view, counter, response.header.revision, draft.rows())
+            for waiting in transactions.replies(response)[-1].kvs:
+                self._turns.saw_waiting(waiting, since=view.counter_revision)
+            self._cache.committed(view, counter, response.header.revision, written)
             if loaded.absent:
                 self._cache.confirm()
             return attempt, None
@@ -317,7 +335,12 @@ class _Commit:
         newer, found = self._views.of(keys, response, self._arrived)
         if newer is None or newer.counter_revision != view.counter_revision:
             self._races += 1
-        return None, None if newer is None else self._rows(newer, [reply.kvs for reply in found])
+        if newer is None:  # a restore has replaced the store
+            self._cache.clear()
+            return None, None
+        if uses_cache:
+            return None, self._remember(is_up_to_date=True) if self._cache.catch_up(newer, found) else None
+        return None, _DecidingRows(newer, _rows(newer, self._addresses, [reply.kvs for reply in found]))
 
     async def _prevent_lost(self, view: RevisionView) -> None:
         """Write the counter as it is: a try that was lost, and compares it, can't land any more."""
@@ -344,6 +367,8 @@ class _Commit:
         if newer is None or newer.view.counter.turn_left:
             await self._turns.wait(self._arrived)
             return True
+        if self._races % limits.ETCD_FREE_RACES == limits.ETCD_ANNOUNCED_RACES:
+            await self._turns.ask_for(newer.view.keys)
         shortest, longest = limits.ETCD_RACE_PAUSES
         if (beyond := self._races - limits.ETCD_FREE_RACES) > 0:
             await asyncio.sleep(random.uniform(0, min(shortest * 2 ** min(beyond, 16), longest)))
@@ -357,6 +382,14 @@ class _Commit:
         """
         self._seconds = min(2 * self._seconds, limits.ETCD_LONGEST_TRY_SECONDS)
         await self._cluster.pause(error, self._arrived)
+
+
+def _rows(view: RevisionView, addresses: Iterable[Address], stored: Iterable[Any]) -> dict[Address, StoredRow]:
+    return {
+        address: view.keys.row(address[0], kvs[0].key, kvs[0].value)
+        for address, kvs in zip(addresses, stored, strict=True)
+        if kvs
+    }
 
 
 def _weight(batch: Batch) -> float:

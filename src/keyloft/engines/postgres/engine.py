@@ -10,6 +10,7 @@ from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.postgres import setup
 from keyloft.engines.postgres.connections import Slot
+from keyloft.engines.postgres.host_state import HostState
 from keyloft.engines.postgres.log import READ_VERSION
 from keyloft.engines.postgres.notifications import CommitListener
 from keyloft.engines.postgres.reads import PostgresReads
@@ -19,6 +20,7 @@ from keyloft.engines.postgres.writes import PostgresWriter
 from keyloft.engines.server_engine import ServerEngine
 from keyloft.engines.watches.feed import ChangeFeed, Start
 from keyloft.engines.watches.starting import WatchStarter
+from keyloft.errors import Busy, Unreachable
 
 
 class PostgresEngine(ServerEngine[PostgresWriter]):
@@ -29,6 +31,8 @@ class PostgresEngine(ServerEngine[PostgresWriter]):
         cls, server: PostgresServer, history: KeptHistory | None = None, *, max_lag: float | None = None
     ) -> "PostgresEngine":
         """Connect to a database, and make its tables if there are none.
+
+        If standbys may answer reads, and there is no primary, a standby is enough; the first commit then waits for one.
 
         Args:
             server: Where it is.
@@ -48,16 +52,26 @@ class PostgresEngine(ServerEngine[PostgresWriter]):
             server.hosts.store = next((row[0] for row in await slot.fetch(READ_STORE_ID)), None)
             return int(now)
 
+        standby: HostState | None = None
         try:
-            server_clock = ServerClock(await slot.retry(set_up))
-            if max_lag is not None:
+            if max_lag is not None and server.hosts.several:
                 await server.hosts.ask_all()
+                standby = server.hosts.standby_without_primary()
+            now = None if standby is None else await _look_at(server, standby)
+            if now is None:
+                standby, now = None, await slot.retry(set_up)
+                if max_lag is not None:
+                    await server.hosts.ask_all()  # standbys answer from the first read on
+            server_clock = ServerClock(now)
         except BaseException:
             slot.abandon()
             await server.aclose()
             raise
         server.hosts.watch()
-        return cls(server, server_clock, slot, history or KeptHistory(), max_lag)
+        engine = cls(server, server_clock, slot, history or KeptHistory(), max_lag, standby)
+        if standby is not None:
+            engine.writer.set_up = set_up
+        return engine
 
     def __init__(
         self,
@@ -66,13 +80,14 @@ class PostgresEngine(ServerEngine[PostgresWriter]):
         slot: Slot,
         history: KeptHistory,
         max_lag: float | None,
+        opened_on: HostState | None = None,
     ) -> None:
         super().__init__()
         self.server = server
         """For tests, as `reads` and `writer`: whether there is a pooler, and what its connections do."""
         self.location = server.name
         self.reads = PostgresReads(server, shows_version=max_lag is not None)
-        self._standbys = None if max_lag is None else StandbyReads(server, self.reads, max_lag)
+        self._standbys = None if max_lag is None else StandbyReads(server, self.reads, max_lag, opened_on)
         # Not this engine, whose reads wait for new watches to start: the watches read, too.
         self._feed = ChangeFeed(self.reads, server.clock or server_clock)
         self._listener = CommitListener(server, self._feed, self._batcher, server_clock.set)
@@ -110,3 +125,28 @@ class PostgresEngine(ServerEngine[PostgresWriter]):
             await self._standbys.aclose()
         self.writer.slot.abandon()
         await self.server.aclose()
+
+
+async def _look_at(server: PostgresServer, host: HostState) -> int | None:
+    """Check the store on a standby, and return the time there; None if it does not answer.
+
+    Raises:
+        DatabaseError: The store can't be used; the message says why.
+    """
+    standby = server.of_standby(host.name)
+    slot = Slot(standby)
+
+    async def check() -> int:
+        await setup.check_schema(standby, await slot.connected())
+        _, now = standby.counter_row(await slot.fetch(READ_VERSION, None))
+        return int(now)
+
+    try:
+        now = await slot.retry(check)
+    except (Unreachable, Busy):
+        return None
+    finally:
+        slot.abandon()
+        await standby.aclose()
+    server.hosts.begin_with(host)
+    return now

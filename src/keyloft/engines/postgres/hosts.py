@@ -145,6 +145,27 @@ class HostChoice:
         is_known = self._cluster is None or state.error is not None or self._is_known_cluster(state)
         return is_known and not self._has_other_store(state)
 
+    def standby_without_primary(self) -> HostState | None:
+        """The standby that shows most, while no primary answers; None if it is not certain that it shows the store."""
+        answered = [state for state in self.states if state.error is None]
+        if self.primary is not None or len({(state.cluster, state.store) for state in answered}) != 1:
+            return None
+        found = [
+            (state.version, at)
+            for at, state in enumerate(self.standbys)
+            if state.store is not None and state.version is not None and not self.is_superseded(state)
+        ]
+        return self.standbys[max(found)[1]] if found else None
+
+    def begin_with(self, standby: HostState) -> None:
+        """The store is opened on this standby: a primary of an earlier timeline, or of another store, is refused."""
+        self.store, self._cluster = standby.store, standby.cluster
+        self.timeline = max(self.timeline, standby.timeline)
+
+    def is_superseded(self, state: HostState) -> bool:
+        """Whether another host that answers follows a later timeline."""
+        return any([other.supersedes(state) for other in self.states])
+
     # Former primaries
 
     async def renew(self) -> None:

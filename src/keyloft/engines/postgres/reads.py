@@ -1,7 +1,6 @@
 """Answers read requests from PostgreSQL: concurrent gets share a statement, all else is read one by one."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
@@ -24,23 +23,17 @@ from keyloft.core.records import (
     Usage,
 )
 from keyloft.core.schema import NEVER, READ_STORE_ID, lost_store_id
-from keyloft.engines.commit.outcomes import copy
+from keyloft.engines.pending_gets import PendingGets, fail, fail_late
 from keyloft.engines.postgres import log
 from keyloft.engines.postgres.connections import SNAPSHOT, Slot, Transaction
 from keyloft.engines.postgres.log import READ_VERSION
 from keyloft.engines.postgres.server import PostgresServer
 from keyloft.engines.postgres.tables import LAYOUTS, PLUGIN_USAGE
 from keyloft.engines.tables import usage_slice
-from keyloft.errors import Busy, Closed, DatabaseError, HistoryGone, KeyloftError, Unreachable
-
-logger = logging.getLogger(__name__)
+from keyloft.errors import Closed, HistoryGone
 
 # A count of a whole range or table may also scan the table sequentially.
 _COUNTING: Final = f"{SNAPSHOT}; SET LOCAL enable_seqscan = on; SET LOCAL enable_bitmapscan = on"
-
-
-_Lookup: TypeAlias = tuple[Sequence[Get], asyncio.Future[list[Record | None]], float]
-"""The gets of a caller, all of one space, its future, and when it arrived by the event loop's time."""
 
 
 class SnapshotAnswers(list[Any]):
@@ -70,7 +63,7 @@ class PointReads:
         self._server = server
         self._shows_version = shows_version
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[Space, list[_Lookup]] = {}
+        self._waiting: dict[Space, list[PendingGets]] = {}
         self._idle: list[asyncio.Future[None]] = []
         self._closed = False
         self._slots = [Slot(server) for _ in range(limits.POSTGRES_GET_CONNECTIONS)]
@@ -115,7 +108,7 @@ class PointReads:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for lookups in self._waiting.values():
-            _fail(lookups, Closed())
+            fail(lookups, Closed())
         for slot in self._slots:
             slot.abandon()
 
@@ -137,7 +130,7 @@ class PointReads:
                     self._put_back(some)
                     raise
 
-    def _take(self) -> list[_Lookup]:
+    def _take(self) -> list[PendingGets]:
         """The lookups of one space, as many as one statement takes; other spaces are next."""
         if not self._waiting:
             return []  # the other task took them
@@ -155,30 +148,19 @@ class PointReads:
             self._wake_one()
         return [lookup for lookup in lookups[:taken] if not lookup[1].done()]
 
-    def _put_back(self, lookups: list[_Lookup]) -> None:
+    def _put_back(self, lookups: Sequence[PendingGets]) -> None:
         """Let the next statement of any task answer them first."""
         if lookups:
             space = lookups[0][0][0].space
-            self._waiting[space] = lookups + self._waiting.get(space, [])
+            self._waiting[space] = [*lookups, *self._waiting.get(space, [])]
 
-    async def _answer(self, slot: Slot, lookups: list[_Lookup]) -> None:
+    async def _answer(self, slot: Slot, lookups: list[PendingGets]) -> None:
         keys = list({get.key for gets, _, _ in lookups for get in gets})
         space = lookups[0][0][0].space
         try:
             version, found = await slot.retry(lambda: self._fetch(slot, space, keys), lookups[0][2])
-        except (Unreachable, Busy) as error:
-            # The first has waited long enough; those that arrived later have time left.
-            late = self._loop.time() - self._server.patience
-            overdue = max(1, sum(arrived <= late for _, _, arrived in lookups))
-            _fail(lookups[:overdue], error)
-            self._put_back(lookups[overdue:])
-            return
-        except DatabaseError as error:
-            _fail(lookups, error)
-            return
         except Exception as error:
-            logger.exception("looking up keys failed unexpectedly")
-            _fail(lookups, DatabaseError(f"{self._server.name}: reading failed unexpectedly: {type(error).__name__}"))
+            self._put_back(fail_late(lookups, error, self._server.name, self._server.patience))
             return
         for gets, future, _ in lookups:
             if not future.done():
@@ -199,13 +181,6 @@ def _shown(version: int, answers: Sequence[Any]) -> SnapshotAnswers:
     shown = SnapshotAnswers(answers)
     shown.version = version
     return shown
-
-
-def _fail(lookups: list[_Lookup], error: KeyloftError) -> None:
-    for _, future, _ in lookups:
-        if not future.done():
-            future.set_exception(copy(error))
-            future.exception()  # its caller may be gone, and asyncio would log it
 
 
 _Fetching: TypeAlias = Slot | Transaction | _BesideCounter

@@ -363,13 +363,13 @@ class PostgresServer:
         return self.begin_commit_of(0)
 
     def begin_commit_of(self, operations: int) -> str:
-        """The same for a group of so many checks and mutations, which this process must decide meanwhile."""
+        """The same for a group of this many checks and mutations, which this process must decide meanwhile."""
         most = timeout(self.holding_seconds(operations))
         return f"{self.begin}; SET LOCAL idle_in_transaction_session_timeout = {most}"
 
     @staticmethod
     def holding_seconds(operations: int) -> float:
-        """How long a group of so many checks and mutations may hold the version counter, while all others wait."""
+        """How long a group of this many checks and mutations may hold the version counter, while all others wait."""
         return limits.POSTGRES_TRANSACTION_SECONDS + operations * limits.POSTGRES_TRANSACTION_SECONDS_EACH
 
     def close_later(self, connection: Connection) -> None:

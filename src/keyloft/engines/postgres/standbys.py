@@ -25,7 +25,10 @@ _PASSING: Final = (Unreachable, Busy, TimeoutError)
 class StandbyReads:
     """Reads from several hosts."""
 
-    def __init__(self, server: PostgresServer, primary: PostgresReads, max_lag: float) -> None:
+    def __init__(
+        self, server: PostgresServer, primary: PostgresReads, max_lag: float, opened_on: HostState | None = None
+    ) -> None:
+        """Without a primary at the beginning, `opened_on` is the standby that showed most then."""
         self._server = server
         self._primary = primary
         self._max_lag = max_lag
@@ -35,7 +38,8 @@ class StandbyReads:
         self.answered: Counter[str] = Counter()
         """By host, how many reads it has answered."""
         self._next = 0
-        self._seen = 0
+        self._seen = 0 if opened_on is None else opened_on.version or 0
+        self._has_met_primary = opened_on is None
         self._timeline = server.hosts.timeline
         self._closed = False
 
@@ -110,14 +114,20 @@ class StandbyReads:
     def _usable(self) -> list[HostState]:
         """The standbys that are not too far behind, another one first each time."""
         hosts = self._server.hosts
+        self._has_met_primary = self._has_met_primary or hosts.primary is not None
         found = [
-            state
-            for state in hosts.standbys
-            if hosts.lags.get(state.name, math.inf) <= self._max_lag and self._failed.get(state.name) is not state
+            state for state in hosts.standbys if self._is_near(state) and self._failed.get(state.name) is not state
         ]
         self._next += 1
         turn = self._next % len(found) if found else 0
         return found[turn:] + found[:turn]
+
+    def _is_near(self, state: HostState) -> bool:
+        """Whether a standby may be asked; before there was a primary, its lag is not known, and versions decide."""
+        hosts = self._server.hosts
+        if not self._has_met_primary:
+            return not hosts.is_superseded(state)
+        return hosts.lags.get(state.name, math.inf) <= self._max_lag
 
     def _reads_of(self, host: HostState) -> PostgresReads:
         if self._closed:

@@ -6,7 +6,7 @@ processes happen one after the other, and their versions grow in that order.
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -68,6 +68,8 @@ class PostgresWriter:
         """The one under way."""
         self._last_version = 0
         self._last_failure: DatabaseError | None = None
+        self.set_up: Callable[[], Awaitable[object]] | None = None
+        """What is left to do at the primary before the first commit, if the store was opened on a standby."""
         self.unknown = 0
         """How many callers got CommitUnknown."""
 
@@ -197,6 +199,9 @@ class PostgresWriter:
         failure: DatabaseError | None = None
         cause: Exception
         lost, was_stale, was_slow = 0, False, False
+        if self.set_up is not None:
+            await self.slot.retry(self.set_up, deadline - self._server.patience)
+            self.set_up = None
         while True:
             if loop.time() >= deadline - reserve - self._server.lock_seconds:
                 waited = loop.time() - deadline + self._server.patience
