@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import inspect
+import random
 import subprocess
 import sys
 import tomllib
@@ -20,6 +21,7 @@ import keyloft
 from keyloft.nats import compatibility, messages
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.connection import connect
+from keyloft.nats.handlers import Handled
 from keyloft.nats.messages import NatsConnection, publish_all, publish_to_all
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from tests.support.nats import private_server
@@ -262,6 +264,79 @@ class TestReading:
         assert taken < 10 * 512 * 1024 or sys.platform != "linux"
         await connection.close()
 
+    async def test_most_of_a_large_message_is_received_where_it_stays(self, nats_url: str) -> None:
+        connection, taken = NatsConnection(), 0
+        await connection.connect(nats_url)
+        handled: list[bytes] = []
+        arrived, subject = asyncio.Event(), connection.new_inbox()
+        take = connection.parser.take
+
+        def note(data: bytes) -> bool:
+            nonlocal taken
+            taken += len(data)
+            return take(data)
+
+        def handle(subject: bytes, reply: bytes, data: bytes) -> None:
+            handled.append(data)
+            if data == b"last":
+                arrived.set()
+
+        connection.parser.take = note  # type: ignore[method-assign]
+        connection.handle(await connection.subscribe(subject), handle)
+        large = [random.Random(number).randbytes(1_000_000 + number) for number in range(10)]
+        small = [b"%d" % number for number in range(10)]
+        for one, other in zip(large, small, strict=True):
+            await connection.publish(subject, one)
+            await connection.publish(subject, other)
+        await connection.publish(subject, b"last")
+        await asyncio.wait_for(arrived.wait(), 60)
+        assert handled == [*[data for both in zip(large, small, strict=True) for data in both], b"last"]
+        assert taken < 10 * 512 * 1024
+        await connection.close()
+
+    @pytest.mark.parametrize("size", [97, 4096, 100_000, 100_001, 2_000_000])
+    async def test_messages_are_whole_however_they_arrive(self, size: int) -> None:
+        connection = NatsConnection()
+        taken: list[tuple[bytes, bytes, bytes]] = []
+        others: list[bytes] = []
+
+        async def other(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+            others.append(data)
+
+        def take(subject: bytes, reply: bytes, data: bytes) -> Handled:
+            taken.append((subject, reply, data))
+            if subject == b"unreadable":
+                b"\xff".decode()
+            return asyncio.sleep(0) if subject == b"waits" else None
+
+        connection.handle(Subscription(connection, 1), take)
+        connection._process_msg = other  # type: ignore[method-assign]
+        messages = [
+            (subject, b"reply-%d" % number, random.Random(number).randbytes(length))
+            for number, length in enumerate((100_000, 0, 40_000, 300_000))
+            for subject in (b"a", b"waits", b"unreadable", b"others")
+        ]
+        stream = b"".join(
+            [
+                b"MSG %b %d %b %d\r\n%b\r\n" % (subject, 2 if subject == b"others" else 1, reply, len(data), data)
+                for subject, reply, data in messages
+            ]
+        )
+        for first in range(0, len(stream), size):
+            await connection.parser.parse(stream[first : first + size])
+        await connection.parser.parse(b"MSG last 1 2\r\nhi\r\n")
+        assert taken == [*[one for one in messages if one[0] != b"others"], (b"last", b"", b"hi")]
+        assert others == [data for subject, _, data in messages if subject == b"others"]
+
+    async def test_a_large_message_of_a_lost_connection_is_forgotten(self) -> None:
+        connection = NatsConnection()
+        taken: list[bytes] = []
+        connection.handle(Subscription(connection, 1), lambda subject, reply, data: taken.append(subject))
+        await connection.parser.parse(b"MSG a 1 500000\r\nabc")
+        connection.parser.reset()
+        await connection.parser.parse(b"MSG b 1 2\r\nhi\r\n")
+        assert taken == [b"b"]
+
     async def test_all_refusals_are_sent_also_when_reading_pauses_between_them(self) -> None:
         connection = NatsConnection()
         refused: list[bytes] = []
@@ -288,14 +363,15 @@ class TestReading:
             iterate()
             assert len(sent) == 20
 
-    async def test_half_a_message_of_an_ended_subscription_does_not_delay_the_next(self) -> None:
+    @pytest.mark.parametrize("size", [5000, 500_000])
+    async def test_half_a_message_of_an_ended_subscription_does_not_delay_the_next(self, size: int) -> None:
         connection = NatsConnection()
         taken: list[bytes] = []
         first, second = Subscription(connection, 1), Subscription(connection, 2)
         connection.handle(first, lambda subject, reply, data: taken.append(subject))
-        await connection.parser.parse(b"MSG a 1 5000\r\nabc")
+        await connection.parser.parse(b"MSG a 1 %d\r\nabc" % size)
         connection.handle(first, None)
-        await connection.parser.parse(b"x" * 4997 + b"\r\nMS")
+        await connection.parser.parse(b"x" * (size - 3) + b"\r\nMS")
         connection.handle(second, lambda subject, reply, data: taken.append(subject))
         await connection.parser.parse(b"G b 2 2\r\nhi\r\n")
         await connection.parser.parse(b"MSG c 2 2\r\nhi\r\nPI")

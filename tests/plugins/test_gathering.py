@@ -126,7 +126,7 @@ async def test_a_cancelled_caller_harms_no_other(client: DatabaseClient) -> None
         assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in done[::2])
         assert await client.kv.get("k1") == turns
     assert client.sender is not None
-    assert client.sender.waiting == {}
+    assert client.sender.unanswered == []
 
 
 async def test_each_caller_waits_for_its_own_reply_and_times_out_alone(nats_url: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ ROUTES: Final = 4096
 """For how many subjects a service remembers their owner and operation."""
 
 OWNERS: Final = 1024
-"""So many plugins, or tenants, with something unanswered have a queue of their own; all further ones share one."""
+"""This many plugins, or tenants, with something unanswered have a queue of their own; all further ones share one."""
 
 DEADLINE_SECONDS: Final = 5.0
 """How long a request waits for the database before it is answered with an error."""
@@ -109,6 +109,9 @@ REFUSED_EARLY_BYTES: Final = 32 * 1024
 GATHERED_BYTES: Final = 256 * 1024
 """How many bytes the requests have that a client sends in one message."""
 
+CALL_EXPIRY_SECONDS: Final = 0.01
+"""A client looks for calls whose time is over no more often than this."""
+
 MANY_PROBE_SECONDS: Final = 60.0
 """How often a client asks a service that does not answer `many` whether it does now."""
 
@@ -147,13 +150,13 @@ PAGE_REPLY_BYTES: Final = 4 * 1024 * 1024
 """How much is reserved for a list: what is read for it, and its reply."""
 
 SHORT_REPLY_BYTES: Final = 512
-"""A reply of up to so many bytes always fits into one message with the others of a `many`."""
+"""A reply of up to this many bytes always fits into one message with the others of a `many`."""
 
 OWNER_REPLY_BYTES: Final = 4 * 1024 * 1024
-"""With so many bytes of replies that are being made or sent, the next requests of their owner wait."""
+"""With this many bytes of replies that are being made or sent, the next requests of their owner wait."""
 
 OWNER_REQUESTS_UNDER_WAY: Final = 256
-"""So many requests of one owner are carried out at a time: another owner's write waits for no more than these."""
+"""This many requests of one owner are carried out at a time: another owner's write waits for no more than these."""
 
 OWNER_BYTES_UNDER_WAY: Final = 1024 * 1024
 """The same in bytes: a commit of 8 MiB takes half a second on a slow disk, and others' writes wait for it."""
@@ -186,3 +189,6 @@ FLOOD_PAUSE_SECONDS: Final = 0.001
 
 UNSENT_BYTES: Final = 512 * 1024
 """A service sends no further replies while its connection has more bytes to send than this."""
+
+HELD_REPLY_BYTES: Final = 8 * 1024 * 1024
+"""How many bytes of longer replies wait for the others of their `many`; those beyond are to be asked for alone."""

@@ -61,10 +61,10 @@ SLOW_CLEANUP_SECONDS: Final = 1.0
 """A removal of expired entries that takes longer is logged as a warning."""
 
 USAGE_ROWS: Final = 1000
-"""So many rows of plugins are counted in one read: 1.6 ms with a million of them on SQLite, 10 ms on PostgreSQL."""
+"""This many rows of plugins are counted in one read: 1.6 ms with a million of them on SQLite, 10 ms on PostgreSQL."""
 
 USAGE_FEWEST_ROWS: Final = 125
-"""So many if they take longer than USAGE_SLICE_SECONDS."""
+"""This many if they take longer than USAGE_SLICE_SECONDS."""
 
 USAGE_SLICE_SECONDS: Final = 0.004
 """After a read that took longer, the next one counts half as many rows."""
@@ -73,14 +73,14 @@ USAGE_EVERY_SECONDS: Final = 60.0
 """Seconds from the start of one round of counting all plugins' keys to the next; more if a round takes longer."""
 
 USAGE_PAUSES: Final = (3, 19)
-"""After each slice of a round, counting pauses for so many times as long as the slice took, at least and at most: a
+"""After each slice of a round, counting pauses for this many times as long as the slice took, at least and at most: a
 round of a million keys on SQLite takes 2 s of reading, spread over 40 s."""
 
 USAGE_FRESH_SECONDS: Final = 1.0
 """A write over its plugin's quota is refused by a count no older than this; else the plugin is counted again."""
 
 USAGE_RECOUNT_PAUSE: Final = 20
-"""A count may also be so many times as old as it took: a full plugin with many keys is not counted all the time."""
+"""A count may also be this many times as old as it took: a full plugin with many keys is not counted all the time."""
 
 USAGE_WANTED_SECONDS: Final = 300.0
 """So long after the last scrape, or the last write under a quota, counting ends."""

@@ -9,8 +9,8 @@ from keyloft.errors import Busy
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import Deadlines
 from keyloft.nats.direct_requests import DIRECT, WITHDRAWN, DirectRequest
+from keyloft.nats.handlers import Handled, RefusedNames
 from keyloft.nats.internal_requests import InternalRequests
-from keyloft.nats.messages import Handled, RefusedNames
 from keyloft.nats.outbox import TOO_MUCH
 from keyloft.nats.reporting import EventSubject, Route
 from keyloft.nats.requests import NO_OPERATION, UNKNOWN_OPERATION, EngineWrite, Operation, Owner, Request

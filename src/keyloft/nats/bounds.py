@@ -27,5 +27,5 @@ class IntakeBounds(Struct, frozen=True, kw_only=True):
 
     @property
     def reply_bytes(self) -> int:
-        """With so many bytes of replies that are being made or sent, the next requests wait."""
+        """With this many bytes of replies that are being made or sent, the next requests wait."""
         return self.all_bytes // 4

@@ -149,9 +149,8 @@ class ServiceClient(AsyncClosing):
             self.sender = RequestSender(
                 self.nats, timeout=self._timeout, gathered=self._gathered, timed_out=self._timed_out
             )
-        call = self.sender.ask(prefix, operation, to_json(fields))
         try:
-            return self._read(await call.reply)
+            return self._read(await self.sender.ask(prefix, operation, to_json(fields)))
         except nats_errors.NoRespondersError:
             raise errors.NoService(
                 f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one"
@@ -162,8 +161,6 @@ class ServiceClient(AsyncClosing):
             nats_errors.OutboundBufferLimitError,
         ) as error:
             raise Unanswered(f"not connected to NATS: {error}") from error
-        finally:
-            self.sender.end(call)
 
     def _timed_out(self, subject: str) -> errors.TimedOut:
         state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"

@@ -44,8 +44,11 @@ _ADDED: Final = {
         *("_handlers", "_receive_at_once", "_refusing", "_socket", "handle", "note_refusal", "read_bytes", "refused"),
         *("parser", "refused_events", "sending"),
     ),
-    TcpTransport: ("_receiver", "receive_for", "is_ready"),
-    Parser: ("_awaited", "_enough", "_rest", "_wait_for", "leave_out", "take", "unwanted"),
+    TcpTransport: ("_receiver", "receive_for"),
+    Parser: (
+        *("_awaited", "_enough", "_large", "_receive_rest", "_rest", "_space", "_wait_for", "fill", "leave_out"),
+        *("missing", "take", "unwanted"),
+    ),
 }
 PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (Nats, _CLIENT_METHODS),

@@ -9,7 +9,7 @@ from keyloft.nats.requests import RefusedOperation, Request
 DIRECT: Final = b"not over NATS"
 """Stands for the reply subject of such a request: a client waits for its reply, so it has a deadline. A subject of NATS
 has no space."""
-WITHDRAWN: Final = RefusedOperation(KeyloftError, "the client waits for this reply no more")
+WITHDRAWN: Final = RefusedOperation(KeyloftError, "the client no longer waits for this reply")
 """Stands for the operation of a request that was withdrawn before it was read."""
 
 

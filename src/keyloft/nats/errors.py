@@ -55,7 +55,7 @@ def refusal(error: BaseException, more: Mapping[str, Any] | None = None) -> byte
     """
     code, message = wire_code(error), str(error)
     if isinstance(error, errors.CommitUnknown):
-        message = "the connection to the database was lost during this write: it was made or not; read to find out"
+        message = "the connection to the database was lost during this write: it may have been made; read to find out"
     elif code == errors.DatabaseError.code and not isinstance(error, errors.Stalled):
         message = "the database failed, and this request was not carried out; the service's log has the reason"
     elif code == errors.KeyloftError.code:

@@ -131,8 +131,8 @@ class RequestSender:
         self._again: list[ClientCall] = []
         """Calls that are sent once more, before those of the queue."""
         self._sending: asyncio.Task[None] | None = None
-        self.waiting: dict[ClientCall, None] = {}
-        """The calls without a reply, in their order."""
+        self._unsent: Sequence[ClientCall] = ()
+        """Calls that are about to be sent."""
         self._sent: dict[str, SentMessage] = {}
         """The messages without a reply, by number, in the order in which they were sent."""
         self._numbered = 0
@@ -147,8 +147,14 @@ class RequestSender:
         """The messages that wait for a reply."""
         return list(self._sent.values())
 
-    def ask(self, prefix: str, operation: str, data: bytes) -> ClientCall:
-        """Send a request soon. The caller awaits its `reply`, and then calls `end`.
+    @property
+    def unanswered(self) -> list[ClientCall]:
+        """The calls whose callers wait for a reply."""
+        sent = [call for message in self._sent.values() for call in message.calls]
+        return [call for call in (*sent, *self._unsent, *self._again, *self._queue) if not call.reply.done()]
+
+    def ask(self, prefix: str, operation: str, data: bytes) -> "asyncio.Future[Any]":
+        """Send a request soon; the caller awaits its reply.
 
         Args:
             prefix: The subject before the operation.
@@ -156,24 +162,17 @@ class RequestSender:
             data: The fields of the request, as JSON.
         """
         is_alone = operation not in self._gathered or data == b"{}"
-        call = ClientCall(
-            prefix, operation, data, self._loop.create_future(), self._loop.time() + self._timeout, is_alone
-        )
-        self._queue.append(call)
-        self.waiting[call] = None
+        reply, ends = self._loop.create_future(), self._loop.time() + self._timeout
+        self._queue.append(ClientCall(prefix, operation, data, reply, ends, is_alone))
         if self._sending is None:
             self._start_sending()
         if self._expiring is None:
-            self._expiring = self._loop.call_at(call.ends, self._expire)
-        return call
-
-    def end(self, call: ClientCall) -> None:
-        """A caller waits no longer."""
-        del self.waiting[call]
+            self._expiring = self._loop.call_at(ends, self._expire)
+        return reply
 
     async def aclose(self) -> None:
         """Receive no more replies; callers that still wait get an error."""
-        for call in self.waiting:
+        for call in self.unanswered:
             call.fail(errors.Unanswered("this client was closed before the reply arrived"))
         if self._expiring is not None:
             self._expiring.cancel()
@@ -218,11 +217,13 @@ class RequestSender:
         try:
             while self._queue or self._again:
                 calls, self._queue, self._again = [*self._again, *self._queue], [], []
+                self._unsent = calls
                 try:
                     if self._subscription is None:
                         await self._subscribe()
                     messages = list(self._messages(calls))
                     self._sent |= {message.number: message for message, _ in messages}
+                    self._unsent = ()
                     await publish_requests(
                         self._nats,
                         [(message.subject, f"{self._inbox}.{message.number}", data) for message, data in messages],
@@ -242,6 +243,7 @@ class RequestSender:
         """The messages that carry calls, in the order of the calls."""
         together: list[ClientCall] = []
         size, most = 0, self._nats.max_payload
+        room = min(limits.GATHERED_BYTES, most - len(_MANY))
         for call in calls:
             if call.reply.done():
                 continue  # cancelled meanwhile
@@ -249,7 +251,7 @@ class RequestSender:
                 call.fail(nats_errors.MaxPayloadError())
                 continue
             more = len(call.data) + _OP_BYTES
-            is_full = size + more > limits.GATHERED_BYTES or len(together) >= limits.MANY_REQUESTS
+            is_full = size + more > room or len(together) >= limits.MANY_REQUESTS
             if together and (call.is_alone or is_full or call.prefix != together[0].prefix):
                 yield from self._as_messages(together)
                 together, size = [], 0
@@ -263,7 +265,8 @@ class RequestSender:
     def _as_messages(self, calls: Sequence[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The message that carries calls; until the service is known to have `many`, one for each."""
         if len(calls) > 1 and self.has_many:
-            requests = [b'{"op":"%b",%b' % (call.operation.encode(), call.data[1:]) for call in calls]
+            begin = {name: b'{"op":"%b",' % name.encode() for name in {call.operation for call in calls}}
+            requests = [begin[call.operation] + call.data[1:] for call in calls]
             yield self._message(f"{calls[0].prefix}.many", calls), _MANY % b",".join(requests)
             return
         for call in calls:
@@ -312,7 +315,7 @@ class RequestSender:
         for position, reply in part.replies:
             if position >= len(calls):
                 continue
-            if isinstance(reply, Raw):
+            if type(reply) is Raw:
                 calls[position].answer(bytes(reply))
             elif not (waiting := calls[position].reply).done():
                 waiting.set_result(reply)
@@ -322,13 +325,15 @@ class RequestSender:
     def _expire(self) -> None:
         """Let the calls fail whose time is over, and set the timer for the next one."""
         self._expiring, now = None, self._loop.time()
+        waiting = self.unanswered
+        for call in waiting:
+            if call.ends <= now:
+                call.fail(self._timed_out(call.subject))
         for number in [message.number for message in self._sent.values() if message.ends <= now]:
             del self._sent[number]
-        for call in self.waiting:
-            if call.ends > now:
-                self._expiring = self._loop.call_at(call.ends, self._expire)
-                break
-            call.fail(self._timed_out(call.subject))
+        if later := [call.ends for call in waiting if call.ends > now]:
+            # Not one by one: thousands of calls may end within a few milliseconds.
+            self._expiring = self._loop.call_at(max(min(later), now + limits.CALL_EXPIRY_SECONDS), self._expire)
 
 
 def _read_texts(data: bytes) -> _ManyPart:

@@ -24,7 +24,7 @@ from keyloft.nats.deadlines import NOT_CARRIED_OUT, Deadlines
 from keyloft.nats.direct_requests import DIRECT, WITHDRAWN
 from keyloft.nats.errors import wire_code
 from keyloft.nats.joint_reads import JointReads
-from keyloft.nats.many import TOO_FAST, Collectors
+from keyloft.nats.many import TOO_FAST, Collectors, ManyWrites
 from keyloft.nats.many_intake import ManyIntake
 from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.outbox import BUSY, Outbox
@@ -89,6 +89,7 @@ class Intake(Admission, ManyIntake):
         """Writes that are decided and not yet answered."""
         self._verdicts: list[Verdict] = []
         """What became of them."""
+        self._decided_writes = []
         self.deadlines = Deadlines(self, self._reserved, deadline)
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -190,7 +191,7 @@ class Intake(Admission, ManyIntake):
         elif isinstance(operation, Call):
             waits = self._call_waits(request, operation, reads)
         else:
-            self._take_in_many(request, content)
+            self._take_in_many(request, content, is_ordered=not owner.unordered and not reads)
             return
         if not waits:
             self._begin(request, reads)
@@ -238,7 +239,9 @@ class Intake(Admission, ManyIntake):
         except Exception as error:
             self._answer([request], [error])
         else:
-            request.cancel = submission.withdraw
+            # Not of several keys: what waits for it would not wait for the earlier writes of these keys.
+            if len(request.written or ()) < 2:
+                request.cancel = submission.withdraw
             if not request.is_submitted:
                 owner.submitted(request)
 
@@ -252,7 +255,10 @@ class Intake(Admission, ManyIntake):
     def _answer_writes(self) -> None:
         writes, self._writes = self._writes, []
         verdicts, self._verdicts = self._verdicts, []
+        together, self._decided_writes = self._decided_writes, []
         self._answer(writes, verdicts)
+        for request in together:
+            self._answer_together(request)
         # Before the engine begins the next group: the senders go on while it works.
         self._send_replies()
 
@@ -340,6 +346,9 @@ class Intake(Admission, ManyIntake):
 
     def refuse(self, request: Request, error: Exception) -> None:
         """Answer a request that was refused, or has failed."""
+        if isinstance(request.content, ManyWrites):
+            self._refuse_together(request, request.content, error)
+            return
         self._send(request, self._refusal(request, error))
 
     def _refusal(self, request: Request, error: Exception) -> bytes:

@@ -9,7 +9,7 @@ _SECOND: Final = 1.0
 
 
 class LogRate:
-    """Allows so many lines a second, and announces how many it left out when the second is over, or at close."""
+    """Allows this many lines a second, and announces how many it left out when the second is over, or at close."""
 
     def __init__(self, lines: int, on_left_out: Callable[[int], None]) -> None:
         """Args:

@@ -11,12 +11,12 @@ from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.core import json_text
-from keyloft.core.records import Get
+from keyloft.core.engine import Submission, Verdict
 from keyloft.errors import Busy, InvalidArgument, InvalidJson, InvalidSubject, KeyloftError, ReplyTooLarge
 from keyloft.nats import payloads
 from keyloft.nats.errors import refusal
 from keyloft.nats.outbox import TOO_MUCH
-from keyloft.nats.requests import Operation, PointRead, RefusedOperation, ReplyCollector, Request
+from keyloft.nats.requests import Operation, RefusedOperation, ReplyCollector, Request
 
 _REPLIES: Final = b'{"success":true,"replies":[%b]}'
 NO_REPLIES: Final = _REPLIES % b""
@@ -42,8 +42,8 @@ class ManyRequests(Struct, frozen=True):
     """Whether the replies may arrive in several messages."""
     size: int
     """How many bytes the requests have."""
-    reads: Sequence[Get] = ()
-    """What they ask for, if all of them are point reads of one operation."""
+    together: Sequence[Any] = ()
+    """What they ask for, if all of them are ordinary requests of one operation."""
 
 
 class _ManyText(Struct):
@@ -85,8 +85,7 @@ class Many(Operation):
     def read(self, about: Any, data: bytes, /) -> ManyRequests:
         for begin, name in _OF_ONE_OPERATION.items():
             if data.startswith(begin) and (read := (operation := self._find(about, name)).read_all(about, data)):
-                reads = read if isinstance(operation, PointRead) else ()
-                return ManyRequests([(operation.parsed, one) for one in read], True, len(data), reads)
+                return ManyRequests([(operation.parsed, one) for one in read], True, len(data), read)
         try:
             if data.count(b",") > _MANY_COMMAS and _is_beyond(data):
                 raise _too_many(limits.MANY_REQUESTS)
@@ -198,6 +197,29 @@ def requests_of(
     return requests
 
 
+class ManyWrites:
+    """The writes of one message that were submitted together, until all of them are decided."""
+
+    __slots__ = ("answered", "collector", "contents", "is_due", "outcomes", "submissions", "undecided")
+
+    def __init__(self, contents: Sequence[Any], collector: "PartCollector") -> None:
+        self.contents = contents
+        """What each of them writes."""
+        self.collector = collector
+        self.outcomes: list[Verdict | Exception | None] = [None] * len(contents)
+        """What became of each."""
+        self.submissions: list[Submission] = []
+        self.undecided = len(contents)
+        self.is_due = False
+        """Whether some are decided and about to be answered."""
+        self.answered: set[int] = set()
+        """The positions of those that are answered, while others are not."""
+
+    @property
+    def unanswered(self) -> list[tuple[int, Verdict | Exception | None]]:
+        return [one for one in enumerate(self.outcomes) if one[0] not in self.answered]
+
+
 class Collectors:
     """Makes the collectors of one service."""
 
@@ -273,11 +295,6 @@ class Collector:
             self._shared.room += self._size
             self._send(_REPLIES % b",".join(self._replies), True)
 
-    def add_read(self, replies: Sequence[bytes]) -> None:
-        """Add the replies to the first requests, which are reads, and send them if they may go without the others."""
-        for position, reply in enumerate(replies):
-            self.add(position, reply, False)
-
 
 class PartCollector:
     """Sends the replies to the requests of one message in parts: in each iteration of the event loop those it has."""
@@ -291,12 +308,13 @@ class PartCollector:
         self._size = 0
         self._is_scheduled = False
 
-    def add_read(self, replies: Sequence[bytes]) -> None:
+    def add_first(self, replies: Sequence[bytes], *, is_written: bool) -> None:
+        """Add the replies to the first requests, before any other, and send them."""
         items = [b"[%d,%b]" % item for item in enumerate(replies)]
         size = sum(map(len, items)) + len(items)
         if size > self._most_bytes:
             for position, reply in enumerate(replies):
-                self.add(position, reply, False)
+                self.add(position, reply, is_written)
             return
         self._replies, self._size = items, size
         self._left -= len(items)

@@ -1,17 +1,20 @@
 """Takes the requests out of messages that hold several: they are the owner's next ones; replies are collected."""
 
+import asyncio
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from keyloft import limits
-from keyloft.core.engine import Engine
+from keyloft.core.engine import Engine, Verdict
+from keyloft.core.records import Committed, Get
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.joint_reads import read_at_once
-from keyloft.nats.many import NO_REPLIES, Collector, Collectors, ManyRequests, PartCollector, requests_of
+from keyloft.nats.many import NO_REPLIES, Collectors, ManyRequests, ManyWrites, PartCollector, requests_of
 from keyloft.nats.outbox import Outbox
 from keyloft.nats.reporting import IntakeReporter
-from keyloft.nats.requests import Owner, Request
+from keyloft.nats.requests import EngineWrite, Operation, Owner, Request
 
 
 class ManyIntake:
@@ -19,7 +22,10 @@ class ManyIntake:
 
     _bounds: IntakeBounds
     _collectors: Collectors
+    _decided_writes: list[Request]
+    """Those with several writes that are decided and not yet answered."""
     _engine: Engine
+    _loop: asyncio.AbstractEventLoop
     _outbox: Outbox
     _reply_bytes: int
     _reporter: IntakeReporter
@@ -32,6 +38,13 @@ class ManyIntake:
         self._collectors.send_parts()
         self._outbox.send_at_once()
 
+    def _answer(self, requests: Sequence[Request], outcomes: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+    def _answer_writes(self) -> None:
+        """Answer the writes that are decided."""
+        raise NotImplementedError
+
     def _finish(self, request: Request, reply: bytes, outcome: Any) -> None:
         raise NotImplementedError
 
@@ -39,16 +52,25 @@ class ManyIntake:
         """A request is done."""
         raise NotImplementedError
 
-    def _take_in_many(self, request: Request, content: ManyRequests) -> None:
-        """Let the requests that a message holds be the owner's next ones."""
+    def _take_in_many(self, request: Request, content: ManyRequests, *, is_ordered: bool) -> None:
+        """Let the requests that a message holds be the owner's next ones.
+
+        `is_ordered` says that they wait for no earlier request, or the engine keeps their order with it.
+        """
         owner, count, collector = request.owner, len(content.requests), None
         owner.meter.gathered += count
         if request.reply and count:
             collected = partial(self._collected, request, count)
             collector = self._collectors.collector(content, collected, in_one=request.collector is not None)
         answered = 0
-        if content.reads and collector is not None and self._may_answer_reads(owner):
-            answered = self._answer_reads(request, content, collector)
+        if content.together and isinstance(collector, PartCollector) and self._may_take_together():
+            operation, _ = content.requests[0]
+            if isinstance(operation, EngineWrite):
+                if is_ordered:
+                    self._submit_writes(request, operation, ManyWrites(content.together, collector), content.size)
+                    return
+            elif not owner.writes:
+                answered = self._answer_reads(request, operation, content.together, collector)
         requests = requests_of(request, content, collector, self._bounds.requests_per_second, answered)
         given = sum([one.size for one in requests])  # the bounds have counted them with the message
         request.size -= given
@@ -57,19 +79,18 @@ class ManyIntake:
         if collector is None:
             self._collected(request, count, NO_REPLIES, True)
 
-    def _may_answer_reads(self, owner: Owner) -> bool:
-        """Whether point reads of an owner wait for nothing, and none of them is counted or logged by itself."""
-        return (
-            self._engine.reads_at_once
-            and not owner.writes
-            and self._bounds.requests_per_second is None
-            and not self._reporter.logs_all()
-        )
+    def _may_take_together(self) -> bool:
+        """Whether no request of a message is counted or logged by itself."""
+        return self._bounds.requests_per_second is None and not self._reporter.logs_all()
 
-    def _answer_reads(self, message: Request, content: ManyRequests, collector: Collector | PartCollector) -> int:
+    def _answer_reads(
+        self, message: Request, operation: Operation, together: Sequence[Get], collector: PartCollector
+    ) -> int:
         """Answer the first point reads of a message, without a request for each; returns how many."""
-        owner, operation, reads = message.owner, content.requests[0][0], content.reads[: limits.GETS_PER_READ]
-        if not self._has_room(owner) or (records := read_at_once(self._engine, reads)) is None:
+        owner, reads = message.owner, together[: limits.GETS_PER_READ]
+        if not self._engine.reads_at_once or not self._has_room(owner):
+            return 0
+        if (records := read_at_once(self._engine, reads)) is None:
             return 0
         try:
             replies = list(map(operation.reply, reads, records))
@@ -81,8 +102,95 @@ class ManyIntake:
             for get, record in zip(reads, records, strict=True):
                 request = Request(owner, operation, message.about, b"", get, message.arrived, 0)
                 self._reporter.done(request, seconds, record)
-        collector.add_read(replies)
+        collector.add_first(replies, is_written=False)
         return len(reads)
+
+    # Writes that are submitted together, with one request for all
+
+    def _submit_writes(self, message: Request, operation: EngineWrite, writes: ManyWrites, size: int) -> None:
+        """Hand the writes of a message to the engine. Later requests wait for all of them, as for a write of all keys.
+
+        The engine commits, or refuses, each by itself.
+        """
+        owner, count = message.owner, len(writes.contents)
+        given = count * limits.REQUEST_BYTES + size  # the bounds have counted them with the message
+        request = Request(owner, operation, message.about, message.reply, writes, message.arrived, given)
+        message.size -= given
+        owner.under_way += count
+        batches = [operation.batch(content) for content in writes.contents]
+        keys = [batch.mutations[0].key for batch in batches]
+        if not owner.is_writing(keys):  # else what waits for it would not wait for the earlier writes of these keys
+            request.cancel = partial(self._withdraw_together, request)
+        owner.begin_write(request, keys)
+        request.is_submitted = True
+        for position, batch in enumerate(batches):
+            decided = partial(self._decided_together, request, position)
+            try:
+                writes.submissions.append(self._engine.submit(batch, decided))
+            except Exception as error:
+                decided(error)
+
+    def _withdraw_together(self, request: Request) -> bool:
+        """Don't carry out those of several writes that are not begun; returns whether these are all."""
+        writes: ManyWrites = request.content
+        count = len(writes.contents)
+        withdrawn = sum([one.withdraw() for one in writes.submissions])
+        if withdrawn < count:
+            writes.undecided -= withdrawn
+            if not writes.undecided:
+                self._answer_soon(request)  # no verdict follows
+            return False
+        request.owner.under_way -= count - 1  # the last one ends with the request
+        return True
+
+    def _decided_together(self, request: Request, position: int, verdict: Verdict | Exception) -> None:
+        """Note what became of one of several writes: those that are decided at the same time are answered together."""
+        writes: ManyWrites = request.content
+        writes.outcomes[position] = verdict
+        writes.undecided -= 1
+        self._answer_soon(request)
+
+    def _answer_soon(self, request: Request) -> None:
+        writes: ManyWrites = request.content
+        if not writes.is_due:
+            writes.is_due = True
+            if not self._decided_writes:
+                self._loop.call_soon(self._answer_writes)
+            self._decided_writes.append(request)
+
+    def _answer_together(self, request: Request) -> None:
+        """Answer those of several writes that are decided."""
+        writes: ManyWrites = request.content
+        writes.is_due = False
+        if request.reply:  # else the deadline has passed, and all are answered
+            seconds = perf_counter() - request.arrived
+            if {*map(type, writes.outcomes)} == {Committed} and seconds <= limits.SLOW_SECONDS and not writes.answered:
+                operation = request.operation
+                request.owner.meter.durations[operation.name].add_several(seconds, len(writes.contents))
+                replies = list(map(operation.reply, writes.contents, writes.outcomes))
+                writes.collector.add_first(replies, is_written=True)
+            else:
+                self._answer_each(request, writes, [one for one in writes.unanswered if one[1] is not None])
+        if not writes.undecided:
+            request.owner.under_way -= len(writes.contents) - 1  # the last one ends with the request
+            self.end(request)
+
+    def _answer_each(self, request: Request, writes: ManyWrites, outcomes: Sequence[tuple[int, Any]]) -> None:
+        """Answer some of several writes with a request for each, so that each is logged and counted by itself."""
+        owner, requests = request.owner, []
+        for position, _ in outcomes:
+            content = writes.contents[position]
+            one = Request(owner, request.operation, request.about, request.reply, content, request.arrived, 0)
+            one.collector, one.position = writes.collector, position
+            requests.append(one)
+        writes.answered.update([position for position, _ in outcomes])
+        owner.under_way += len(requests)  # as `_answer` counts it
+        self._answer(requests, [outcome for _, outcome in outcomes])
+
+    def _refuse_together(self, request: Request, writes: ManyWrites, error: Exception) -> None:
+        """Answer those of several writes that are not answered: their deadline has passed."""
+        self._answer_each(request, writes, [(position, error) for position, _ in writes.unanswered])
+        request.reply = b""
 
     def _collected(self, request: Request, count: int, reply: bytes, is_last: bool) -> None:
         """Send replies to the requests that a message held."""

@@ -9,9 +9,9 @@ import importlib
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
 from nats.aio import transport
 from nats.aio.client import Client as Nats
@@ -22,6 +22,7 @@ from nats.errors import BadSubjectError, MaxPayloadError
 from keyloft import limits
 from keyloft.nats.compatibility import incompatible
 from keyloft.nats.events import EVENTS
+from keyloft.nats.handlers import EarlyRefusal, Handler, RefusedNames
 from keyloft.nats.receiving import SocketReceiver
 
 logger = logging.getLogger(__name__)
@@ -41,28 +42,6 @@ def use_websockets() -> None:
     if getattr(transport, "aiohttp", True) is None:
         with suppress(ImportError):  # not installed: nats-py says so when it connects
             vars(transport).update({name: importlib.import_module(name) for name in ("aiohttp", "multidict")})
-
-
-class RefusedNames(NamedTuple):
-    """Says that messages of all subjects are refused but for those that are known."""
-
-    knows: Callable[[bytes], bool]
-    """Whether a subject is known, and its message is to be handled."""
-    replies: list[bytes]
-    """Where the reply subjects of the others go."""
-
-
-Handled: TypeAlias = Coroutine[Any, Any, None] | RefusedNames | list[bytes] | None
-"""What a handler returns. A coroutine: no further message is read before it is done. A list: all messages of the same
-subject that follow before the next iteration of the event loop are refused; their reply subjects go to this list.
-RefusedNames: the same for all messages of its subscription whose subject is not known."""
-
-Handler: TypeAlias = Callable[[bytes, bytes, bytes], Handled]
-"""Called with a message's subject, reply subject and data. It may raise UnicodeDecodeError: the message is left out."""
-
-EarlyRefusal: TypeAlias = Callable[[bytes, bytes, int], bool]
-"""Called with the subject, the reply subject and the size of a large message that has not arrived yet; returns whether
-it was refused: then its data is left out."""
 
 
 class NatsConnection(Nats):
@@ -180,11 +159,6 @@ class _LargeReads(TcpTransport):
         if writer.get_extra_info("ssl_object") is None:
             self._receiver = SocketReceiver(writer, reader, parser)
 
-    def is_ready(self) -> bool:
-        """Whether all that was written before is on its way."""
-        writer = self._io_writer
-        return writer is not None and not writer.is_closing() and not writer.transport.get_write_buffer_size()
-
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         self._receiver = None  # nats-py connects again with the same transport
         await super().connect(uri, limits.NATS_READ_BYTES, connect_timeout)
@@ -210,6 +184,12 @@ class _Parser(Parser):
     """How many of the next bytes belong to a message that was refused before it had arrived."""
     _enough = 0
     """Half a message waits in the buffer until that has this many bytes."""
+    _large: tuple[bytes, bytes, bytes, int] | None = None
+    """A large message of which a part has arrived: its subject, subscription, reply subject and size."""
+    _space = bytearray()
+    """Where the data of large messages is put together."""
+    missing = memoryview(b"")
+    """Where the next bytes of its data go."""
     _awaited: Coroutine[Any, Any, Any] | None = None
     """What is to be awaited before the next message is read."""
     _rest = b""
@@ -218,6 +198,7 @@ class _Parser(Parser):
     def reset(self) -> None:
         super().reset()
         self.unwanted = self._enough = 0
+        self._large, self.missing = None, memoryview(b"")
         self._rest = b""
         if self._awaited is not None:
             self._awaited.close()
@@ -233,12 +214,45 @@ class _Parser(Parser):
             is_done = self.take(rest)
 
     def leave_out(self, count: int) -> None:
-        """Note that so many unwanted bytes have arrived."""
+        """Note that this many unwanted bytes have arrived."""
         self.unwanted -= count
         self.nc.read_bytes += count
 
+    def fill(self, count: int) -> bool:
+        """Note that this many missing bytes have arrived; returns what `take` does."""
+        self.nc.read_bytes += count
+        self.missing = self.missing[count:]
+        if self.missing or self._large is None:
+            return True
+        (subject, sid, reply, size), self._large = self._large, None
+        self.unwanted = len(b"\r\n")
+        data = bytes(memoryview(self._space)[:size])
+        if (handler := self.nc._handlers.get(sid)) is None:
+            return self._wait_for(self.nc._process_msg(int(sid), subject, reply, data, b""), b"")
+        try:
+            handled = handler(subject, reply, data)
+        except UnicodeDecodeError as error:
+            handled = None
+            _log_unreadable(error)
+        return self._wait_for(handled, b"") if isinstance(handled, Coroutine) else True
+
+    def _receive_rest(self, subject: bytes, sid: bytes, reply: bytes, size: int, first: memoryview) -> None:
+        """Receive the data of a large message in one piece, since its first bytes are here."""
+        # All use the same memory, and each is copied once: new memory for every part takes the kernel longest.
+        if len(self._space) < size:
+            self._space = bytearray(size)
+        self._large = subject, sid, reply, size
+        self._space[: len(first)] = first
+        self.missing = memoryview(self._space)[len(first) : size]
+
     def take(self, data: bytes) -> bool:
         """Handle what was read; returns whether that is done, or `parse` has to wait for something."""
+        if self.missing:
+            first, data = data[: len(self.missing)], data[len(self.missing) :]
+            self.missing[: len(first)] = first
+            if not self.fill(len(first)):
+                self._rest = data
+                return False
         self.nc.read_bytes += len(data)
         handlers = self.nc._handlers
         if self.unwanted:
@@ -279,6 +293,9 @@ class _Parser(Parser):
                 refuse = self.nc._refusing.get(sid) if missing >= limits.REFUSED_EARLY_BYTES else None
                 if refuse is not None and refuse(subject, reply, int(size)):
                     self.unwanted = missing
+                    return True
+                if missing >= limits.REFUSED_EARLY_BYTES and not headers:
+                    self._receive_rest(subject, sid, reply, int(size), memoryview(data)[begin:])
                     return True
                 self.buf += data[at:]
                 self._enough = end + 2 - at
@@ -327,7 +344,6 @@ _MESSAGE: Final = re.compile(
 # Groups: subject, subscription, reply subject, size. The same for a message without headers, and faster.
 _PLAIN_MESSAGE: Final = re.compile(rb"MSG (\S++) (\d++) (?:(\S++) )?(\d++)\r\n").match
 
-
 _WHITE_SPACE: Final = re.compile(r"\s").search
 
 
@@ -354,16 +370,24 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[bytes, bytes]])
 
 def publish_at_once(connection: Nats, messages: Sequence[tuple[bytes, bytes]]) -> bool:
     """Publish as `publish_all` does, without a task between, if nothing waits to be sent; returns whether it was so."""
-    if not isinstance(connection, NatsConnection) or connection.pending_data_size or not connection.is_connected:
-        return False
-    socket = connection._socket
-    if not isinstance(socket, _LargeReads) or not socket.is_ready():
+    if (socket := _idle_socket(connection)) is None:
         return False
     commands = _publishing(connection, messages)
     if len(commands) < len(messages):
         return False
     socket.write(b"".join(commands))  # type: ignore[no-untyped-call]
     return True
+
+
+def _idle_socket(connection: Nats) -> TcpTransport | None:
+    """The socket of a connection, if nothing waits to be sent, and all that was sent before is on its way."""
+    socket = connection._transport
+    if not isinstance(socket, TcpTransport) or connection.pending_data_size or not connection.is_connected:
+        return None
+    writer = socket._io_writer
+    if writer is None or writer.is_closing() or writer.transport.get_write_buffer_size():
+        return None
+    return socket
 
 
 def _publishing(connection: Nats, messages: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
@@ -386,8 +410,13 @@ async def publish_requests(connection: Nats, requests: Sequence[tuple[str, str, 
     pub = b"PUB %b %b %d\r\n%b\r\n"
     if any([not subject or _WHITE_SPACE(subject) for subject, _, _ in requests]):
         raise BadSubjectError
-    commands = [pub % (subject.encode(), reply.encode(), len(data), data) for subject, reply, data in requests]
-    await connection._send_command(b"".join(commands))
+    commands = b"".join(
+        [pub % (subject.encode(), reply.encode(), len(data), data) for subject, reply, data in requests]
+    )
+    if (socket := _idle_socket(connection)) is not None:
+        socket.write(commands)  # type: ignore[no-untyped-call]
+        return
+    await connection._send_command(commands)
     await connection._flush_pending()
 
 

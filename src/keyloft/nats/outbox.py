@@ -63,7 +63,7 @@ class Outbox:
             self._schedule()
 
     def add_all(self, replies: Iterable[tuple[bytes, bytes]], sizes: Iterable[tuple[Owner, int]]) -> None:
-        """Send replies soon, which have so many bytes of each owner. `sent` is called for them."""
+        """Send replies soon, which have this many bytes of each owner. `sent` is called for them."""
         self._replies += replies
         self._owners += sizes
         if self._is_idle and not self._is_scheduled:
@@ -112,7 +112,7 @@ class Outbox:
             await asyncio.sleep(limits.FLOOD_PAUSE_SECONDS)
 
     async def close(self, seconds: float) -> None:
-        """Return once all replies are sent, or after so many seconds if NATS does not take them."""
+        """Return once all replies are sent, or after this many seconds if NATS does not take them."""
         if self._is_scheduled:
             self._wake()
         with contextlib.suppress(TimeoutError):

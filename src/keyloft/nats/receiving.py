@@ -24,9 +24,14 @@ class ByteParser(Protocol):
 
     unwanted: int
     """How many of the next bytes belong to a message that was refused, and are not to be given to it."""
+    missing: memoryview
+    """Where the next bytes go, if they belong to a large message of which a part has arrived; else it is empty."""
 
     def leave_out(self, count: int) -> None:
-        """Note that so many of them have arrived."""
+        """Note that so many unwanted bytes have arrived."""
+
+    def fill(self, count: int) -> bool:
+        """Note that so many missing bytes have arrived; returns what `take` does."""
 
     def take(self, data: bytes) -> bool:
         """Handle bytes; returns whether that is done. If not, it waits for something, and takes no more until then."""
@@ -77,7 +82,7 @@ class SocketReceiver(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._parser.unwanted:
             self._discard()
-        return self._space
+        return self._parser.missing or self._space
 
     def buffer_updated(self, nbytes: int) -> None:
         parser = self._parser
@@ -87,7 +92,7 @@ class SocketReceiver(asyncio.BufferedProtocol):
                 return
         is_done, began = False, thread_time()
         try:
-            is_done = parser.take(bytes(self._space[unwanted:nbytes]))
+            is_done = parser.fill(nbytes) if parser.missing else parser.take(bytes(self._space[unwanted:nbytes]))
         except Exception as error:
             self._error = error
         self._taken += thread_time() - began

@@ -32,7 +32,7 @@ class IntakeReporter(Protocol):
         """A request was refused or failed; returns the reply."""
 
     def refused_busy(self, owner: str, operation: Operation, answered: int, dropped: int) -> None:
-        """So many requests were answered BUSY, and so many published messages were dropped."""
+        """This many requests were answered BUSY, and this many published messages were dropped."""
 
     def unsent(self, reason: str) -> None:
         """Replies could not be sent."""

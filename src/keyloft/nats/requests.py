@@ -178,8 +178,7 @@ class Request(Struct, gc=False, eq=False):
 
     def stop(self) -> bool:
         """Stop what was begun, if that is still possible; returns whether it was."""
-        # Not a write of several keys: what waits for it would not wait for the earlier writes of these keys.
-        return self.cancel is not None and len(self.written or ()) < 2 and self.cancel()
+        return self.cancel is not None and self.cancel()
 
 
 class Owner:
@@ -257,7 +256,7 @@ class Owner:
         return not self.request_bytes and not self.reply_bytes
 
     def is_too_fast(self, most: float, now: float) -> bool:
-        """Count a request; returns whether more than so many have arrived within a second."""
+        """Count a request; returns whether more than this many have arrived within a second."""
         self.sent = max(0.0, self.sent - (now - self.sent_at) * most)
         self.sent_at = now
         if self.sent + 1 > max(most, 1.0):
@@ -350,6 +349,10 @@ class Owner:
             request.waits_for -= 1
             if not request.waits_for:
                 self.ready.append(request)
+
+    def is_writing(self, keys: Iterable[Hashable]) -> bool:
+        """Whether a write of one of these keys is under way."""
+        return not self._writing.keys().isdisjoint(keys)
 
     def begin_write(self, write: Request, keys: Collection[Hashable] | None) -> None:
         """Later requests about these keys, or all later requests, wait for this write."""

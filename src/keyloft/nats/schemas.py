@@ -117,7 +117,7 @@ def nullable(schema: Schema) -> Schema:
 
 
 def array_of(items: Schema, most: int | None = None, least: int = 0) -> Schema:
-    """The schema of an array with so many items."""
+    """The schema of an array with this many items."""
     bounds = {"minItems": least} if most is None else {"minItems": least, "maxItems": most}
     return {"type": "array", "items": items, **bounds}
 

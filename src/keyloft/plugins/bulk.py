@@ -63,7 +63,7 @@ class BulkMethods:
         Args:
             plugin_name: The plugin that the keys belong to.
             entries: The values by key.
-            ttl_seconds: After so many seconds the entries are gone; None keeps them.
+            ttl_seconds: The entries expire after this many seconds; None keeps them.
             ttl: The same as `ttl_seconds`.
 
         Returns:

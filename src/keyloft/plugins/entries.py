@@ -23,7 +23,7 @@ class PluginEntry(Struct, frozen=True, kw_only=True):
     version: int
     """It grows with each set; 0 if there is no entry."""
     ttl: int | None = None
-    """After so many seconds the entry is gone, rounded up; None if it never expires."""
+    """The entry expires after this many seconds, rounded up; None if it never expires."""
     created_at: datetime | None = None
     """When the key was set for the first time since it was absent; None if there is no entry."""
     updated_at: datetime | None = None

@@ -110,7 +110,7 @@ class PluginKV:
         Args:
             key: Any text of up to 255 characters.
             value: Anything that JSON can hold, up to 64 KB as JSON.
-            ttl: After so many seconds the entry is gone; None keeps it.
+            ttl: The entry expires after this many seconds; None keeps it.
             ttl_seconds: The same as `ttl`.
             keep_ttl: An entry that is there keeps its TTL.
             if_absent: Store it only if there is no entry.
@@ -130,8 +130,11 @@ class PluginKV:
             await client.kv.set("theme", "dark")
             await client.kv.set("owner", "alice", if_absent=True)
         """
-        seconds = _ttl(ttl, ttl_seconds)
         fields: dict[str, Any] = {"key": rules.key(key), "value": msgspec.Raw(rules.value(value))}
+        if ttl is ttl_seconds is expected_version is None and keep_ttl is if_absent is False:  # most of them
+            await self._client.request("set", fields)
+            return None
+        seconds = _ttl(ttl, ttl_seconds)
         if seconds is not None:
             fields["ttl"] = seconds
         expected = rules.expected_version(if_absent, expected_version)
@@ -159,7 +162,7 @@ class PluginKV:
             fn: Called with the stored value, or a copy of the default; returns the new one, or awaits it. It may be
                 called several times.
             default: For a key without an entry.
-            ttl: After so many seconds the entry is gone; None keeps the TTL that it has.
+            ttl: The entry expires after this many seconds; None keeps the TTL that it has.
             ttl_seconds: The same as `ttl`.
 
         Returns:
@@ -195,7 +198,7 @@ class PluginKV:
         Args:
             key: Any text of up to 255 characters.
             by: What to add; may be negative.
-            ttl: After so many seconds a new entry is gone; one that is there keeps its TTL.
+            ttl: A new entry expires after this many seconds; one that is there keeps its TTL.
             ttl_seconds: The same as `ttl`.
 
         Returns:
@@ -255,7 +258,7 @@ class PluginKV:
 
         Args:
             entries: The values by key: up to 1,000, and as much as one NATS message holds, 1 MiB by default.
-            ttl: After so many seconds the entries are gone; None keeps them.
+            ttl: The entries expire after this many seconds; None keeps them.
             ttl_seconds: The same as `ttl`.
 
         Raises:

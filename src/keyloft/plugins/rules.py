@@ -72,6 +72,8 @@ def key(name: object, none: str = "None", argument: str = "key") -> str:
     """
     if not isinstance(name, str) or not name:
         raise InvalidKey(f"{argument} must be a non-empty string{_but_not(name, str, none)}")
+    if name.isascii() and len(name) <= limits.PLUGIN_KEY_CHARACTERS and "\x00" not in name:
+        return name  # most of them
     return _storable(name, argument)
 
 

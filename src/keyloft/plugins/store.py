@@ -147,7 +147,7 @@ class BotDatabase(BulkMethods, AsyncClosing):
             plugin_name: Lowercase letters, digits, hyphens and underscores, at most 100.
             key: Any text of up to 255 characters.
             value: Anything that JSON can hold, up to 64 KB as JSON.
-            ttl_seconds: After so many seconds the entry is gone; None keeps it.
+            ttl_seconds: The entry expires after this many seconds; None keeps it.
             ttl: The same as `ttl_seconds`.
             keep_ttl: An entry that is there keeps its TTL.
             if_absent: Store it only if there is no entry.
@@ -265,7 +265,7 @@ class BotDatabase(BulkMethods, AsyncClosing):
         Args:
             plugin_name: The plugin that the keys belong to.
             prefix: Only keys that begin with exactly this text.
-            limit: At most so many, from 1 to 10,000; `truncated` is true if there are more. Without it, an awaited list
+            limit: How many at most, 1 to 10,000; `truncated` is true if there are more. Without it, an awaited list
                 has up to 1,000 keys, and `async for` goes through all.
             after: Only keys behind this one: the last key of a truncated list continues it.
             values: List entries, each a key with its value.
@@ -301,7 +301,7 @@ class BotDatabase(BulkMethods, AsyncClosing):
             plugin_name: The plugin that the key belongs to.
             key: The name of the key.
             by: What to add; may be negative.
-            ttl_seconds: After so many seconds a new entry is gone; one that is there keeps its TTL.
+            ttl_seconds: A new entry expires after this many seconds; one that is there keeps its TTL.
             ttl: The same as `ttl_seconds`.
 
         Returns:
@@ -329,7 +329,7 @@ class BotDatabase(BulkMethods, AsyncClosing):
         Args:
             plugin_name: The plugin that the key belongs to.
             key: The name of the key.
-            ttl_seconds: After so many seconds the entry is gone; None keeps it.
+            ttl_seconds: The entry expires after this many seconds; None keeps it.
 
         Returns:
             Whether there is such an entry.

@@ -81,7 +81,7 @@ async def read_entries(engine: Reader, scan: Scan, most_bytes: int) -> tuple[lis
 
 
 async def remove_prefix(engine: Reader, request: PrefixDelete, remove: Remove, rows: int) -> tuple[int, bool]:
-    """Remove all keys with a prefix, so many at a time; returns how many there were, and whether there are more."""
+    """Remove all keys with a prefix, this many at a time; returns how many there were, and whether there are more."""
     removed, rest = 0, request.scan
     left = NO_LIMIT if request.limit is None else request.limit
     while True:

@@ -66,7 +66,7 @@ class PluginUsage(AsyncClosing):
     # What is stored
 
     async def all(self, patience: float = limits.USAGE_PATIENCE_SECONDS) -> Sequence[Used] | None:
-        """What all plugins store, a minute old at most; None if the first round has not ended after so many seconds.
+        """What all plugins store, a minute old at most; None if the first round has not ended after this many seconds.
 
         Plugins beyond the first 10,000 are added up as `other`.
         """
@@ -201,7 +201,7 @@ class PluginUsage(AsyncClosing):
         """Count all plugins once; returns how many seconds it read.
 
         Args:
-            pause: After each slice, counting pauses for so many times as long as the slice took.
+            pause: After each slice, counting pauses for this many times as long as the slice took.
 
         Raises:
             DatabaseError: The database can't be read.

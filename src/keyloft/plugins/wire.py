@@ -141,7 +141,7 @@ def getting_each(plugin: str, data: bytes) -> list[Get] | None:
         gets = _read_gets(data).requests
     except msgspec.MsgspecError:
         return None
-    # As for a get: without an escape, no key has NUL; with so many quotes, no field is doubled.
+    # As for a get: without an escape, no key has NUL; with this many quotes, no field is doubled.
     if data.count(b'"') != 8 * len(gets) + 4 or len(gets) > limits.MANY_REQUESTS:
         return None
     return [Get(_PLUGINS, (plugin, get.key)) for get in gets]
@@ -199,7 +199,7 @@ def incrementing(plugin: str, data: bytes) -> Add:
     try:
         if len(data) <= limits.PLUGIN_KEY_CHARACTERS and b"\\" not in data:
             request = _read_counted(data)
-            # As for a get: with so many quotes, no field is doubled.
+            # As for a get: with this many quotes, no field is doubled.
             names = 1 + (request.by is not UNSET) + (request.ttl is not UNSET)
             if request.key.isascii() and data.count(b'"') == 2 * names + 2:
                 by = 1 if request.by is UNSET else rules.increment(request.by)
@@ -269,7 +269,7 @@ def _plain_names(data: bytes) -> list[str] | None:
         names = _read_keys(data).keys
     except msgspec.MsgspecError:
         return None
-    # As for a get: without an escape, no key has NUL; with so many quotes, there is one field.
+    # As for a get: without an escape, no key has NUL; with this many quotes, there is one field.
     if len(names) > limits.KEYS_AT_ONCE or data.count(b'"') != 2 * len(names) + 2:
         return None
     return list(dict.fromkeys(names))
