@@ -2,10 +2,10 @@
 
 import asyncio
 import gc
+import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -32,18 +32,48 @@ settings.load_profile("keyloft")
 LONGEST_CALLBACK_SECONDS = 0.75 if sys.gettrace() is None else 2.0  # measuring coverage takes its time
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test on PostgreSQL or etcd uses a server, and counts as slow.
+LONGEST = ("tests/withstand/test_clusters.py", "tests/http/page/test_browser.py", "tests/docs/test_docs.py")
+"""Modules whose tests come first: a run would wait for them in the end, or start a browser in each worker."""
 
-    Commands parse, call and print: what they call is tested on every database, so that on PostgreSQL they only repeat
-    what they have shown on a file.
+
+REPEATED = {
+    "tests/cli/": {"postgresql"},
+    "tests/semantic/": {"postgresql", "etcd"},
+    "tests/tuples/test_store.py": {"etcd"},
+    "tests/plugins/": {"etcd"},
+}
+"""Where a test repeats on a server what it shows on a file, or in memory.
+
+These call the engine by its verbs, and the contract of engines tests the verbs on each of them.
+"""
+CONCURRENT = ("tests/semantic/test_locks.py", "tests/semantic/test_audit.py")
+"""Here a server is more than one more place: what other connections commit meanwhile is seen in another way."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Choose the order of tests, and mark those that use servers.
+
+    A test on PostgreSQL or etcd uses a server, and counts as slow.
     """
+    elsewhere = {_function_of(item) for item in items if not _parameters(item) & {"postgresql", "etcd"}}
     for item in items:
         names = (item.nodeid, *getattr(item, "fixturenames", ()))
         if any(server in name for server in ("postgres", "etcd") for name in names):
             item.add_marker("slow")
-        if item.nodeid.startswith("tests/cli/") and "postgresql" in item.nodeid.partition("[")[2]:
+        servers = {server for folder, found in REPEATED.items() if item.nodeid.startswith(folder) for server in found}
+        is_repeated = servers & _parameters(item) and _function_of(item) in elsewhere
+        if is_repeated and not item.nodeid.startswith(CONCURRENT):
             item.add_marker("repeats")
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def _function_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _parameters(item: pytest.Item) -> set[str]:
+    given = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    return {value for value in given if isinstance(value, str)}
 
 
 # What collecting the tests makes is much, and stays until the end: to look for garbage in it takes a second.
@@ -82,9 +112,13 @@ class _RunQueue:
     @staticmethod
     def _read() -> float:
         try:
-            return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-        except (OSError, IndexError):
+            file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
             return 0.0
+        try:
+            return int(os.read(file, 100).split()[1]) / 1e9
+        finally:
+            os.close(file)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from keyloft.admin import export_format
 from keyloft.cli.app import all_commands
 from tests.cli.commands import LONGEST_SECONDS, SURROUNDINGS, Keyloft, run_command
 from tests.server.test_serve import Serving
+from tests.support import fork_server
 
 
 @pytest.fixture
@@ -50,20 +51,10 @@ def plugin(environment: dict[str, str], nats: str) -> Keyloft:
     return partial(run_command, {**environment, "KEYLOFT_NATS_URL": nats}, "plugin")
 
 
-def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a process."""
-    return subprocess.run(
-        [sys.executable, "-m", "keyloft", *arguments],
-        env={**SURROUNDINGS, **environment},
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_SECONDS,
-    )
-
-
 def test_the_version_is_shown(run: Keyloft) -> None:
     assert run("--version") == (0, f"keyloft {keyloft.__version__}\n", "")
-    assert process("--version").stdout == f"keyloft {keyloft.__version__}\n"
+    command = [sys.executable, "-m", "keyloft", "--version"]
+    assert subprocess.check_output(command, env=SURROUNDINGS, text=True) == f"keyloft {keyloft.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +184,7 @@ class TestPlugin:
     def test_a_wrong_call_names_what_was_typed(self, plugin: Keyloft, arguments: tuple[str, ...], message: str) -> None:
         code, stdout, stderr = plugin(*arguments)
         assert (code, stdout) == (2, "")
-        assert message in stderr
+        assert message in stderr.replace("'[BY]'", "'BY'")  # the lowest allowed Typer writes optional arguments so
 
     def test_text_stays_text_if_asked_for(self, plugin: Keyloft) -> None:
         assert plugin("set", "--text", "values", "number", "100") == (0, '"100"\n', "")
@@ -473,8 +464,10 @@ class TestMigrate:
 @pytest.mark.slow
 def test_a_traceback_is_shown_only_if_asked_for(tmp_path: Path) -> None:
     arguments = ("serve", "--nats-port", "0", "--http", "off", "--database", str(tmp_path / "no" / "app.db"))
-    assert "Traceback" not in process(*arguments).stderr
-    assert "Traceback" in process(*arguments, KEYLOFT_DEBUG="1").stderr
+    for debug, is_shown in (({}, False), ({"KEYLOFT_DEBUG": "1"}, True)):
+        done = fork_server.run(["-m", "keyloft", *arguments], env={**SURROUNDINGS, **debug})
+        assert done.returncode == 1
+        assert ("Traceback" in done.stderr) is is_shown
 
 
 def test_output_is_json_that_others_can_read(plugin: Keyloft) -> None:

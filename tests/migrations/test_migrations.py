@@ -5,7 +5,6 @@ import contextlib
 import io
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,7 +27,7 @@ from keyloft import CannotOpen, DatabaseError, InvalidArgument, SchemaTooOld, Wr
 from keyloft.core.schema import REVISION, REVISION_TABLE
 from keyloft.plugins.models import Base
 from tests.support.examples import rounds
-from tests.support.fork_server import ForkedProcess
+from tests.support.fork_server import ForkedProcess, run
 from tools.postgres import connected, fresh_database, query
 
 ROOT = Path(__file__).parents[2]
@@ -556,14 +555,7 @@ def test_alembic_finds_its_ini_file_in_a_clone(file: Path) -> None:
         (("upgrade", "head"), 0, "Running upgrade 0010 -> 0011"),
         (("downgrade", "nowhere"), 255, "nowhere"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "alembic", *arguments],
-            cwd=ROOT,
-            env={**os.environ, "DATABASE_URL": f"sqlite:///{file}"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run(["-m", "alembic", *arguments], cwd=ROOT, env={**os.environ, "DATABASE_URL": f"sqlite:///{file}"})
         assert done.returncode == code, done.stderr
         assert shown in done.stderr
         assert "Traceback" not in done.stderr

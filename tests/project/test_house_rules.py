@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -44,6 +45,12 @@ def name_of(module: Path) -> str:
     return str(module.relative_to(SOURCE))
 
 
+@cache
+def parsed(module: Path) -> ast.Module:
+    """To parse all modules of the product takes half a second."""
+    return ast.parse(module.read_text())
+
+
 @pytest.mark.parametrize("package", [keyloft, plugins, semantic], ids=lambda package: package.__name__)
 def test_every_public_name_says_what_it_is_for(package: ModuleType) -> None:
     bare = [name for name in package.__all__ if not inspect.getdoc(getattr(package, name))]
@@ -51,7 +58,7 @@ def test_every_public_name_says_what_it_is_for(package: ModuleType) -> None:
 
 
 def test_every_module_says_what_its_job_is() -> None:
-    bare = [name_of(module) for module in MODULES if not ast.get_docstring(ast.parse(module.read_text()))]
+    bare = [name_of(module) for module in MODULES if not ast.get_docstring(parsed(module))]
     assert bare == []
 
 
@@ -59,7 +66,7 @@ def test_a_package_that_lists_its_modules_names_no_other() -> None:
     """A list of modules is a docstring of a package with at least two of them; a module that was renamed stands out."""
     found = []
     for package in (module for module in MODULES if module.name == "__init__.py"):
-        named = set(re.findall(r"`([a-z_]+)`", ast.get_docstring(ast.parse(package.read_text())) or ""))
+        named = set(re.findall(r"`([a-z_]+)`", ast.get_docstring(parsed(package)) or ""))
         present = {path.stem for path in package.parent.iterdir()}
         if len(named & present) > 1:
             found += [f"{name_of(package)}: {name}" for name in sorted(named - present)]
@@ -73,7 +80,7 @@ def test_no_annotation_of_a_class_names_one_of_its_methods() -> None:
         text = module.read_text()
         if not re.search(r"^    (async )?def (list|set|type|bytes|str|int|dict)\(", text, re.MULTILINE):
             continue
-        for owner in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)):
+        for owner in (node for node in ast.walk(parsed(module)) if isinstance(node, ast.ClassDef)):
             methods = [node for node in owner.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
             names = {method.name for method in methods}
             for method in methods:
@@ -101,10 +108,10 @@ def test_a_class_name_is_used_once() -> None:
 def test_a_type_alias_of_the_product_has_a_name_of_its_own() -> None:
     found = defaultdict(list)
     for module in MODULES:
-        for node in ast.walk(ast.parse(module.read_text())):
+        for node in ast.walk(parsed(module)):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(name_of(module))
-            elif isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias":
+            elif isinstance(node, ast.AnnAssign) and getattr(node.annotation, "id", "") == "TypeAlias":
                 found[ast.unparse(node.target)].append(name_of(module))
     del found["Progress"]  # of `keyloft.admin`, which is public, and of what engines report to it
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
@@ -154,7 +161,7 @@ def test_no_test_uses_private_parts_of_the_product() -> None:
             continue
         nodes = list(ast.walk(ast.parse(text)))
         attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-        own = {node.attr for node in attributes if ast.unparse(node.value) in ("self", "cls")}
+        own = {node.attr for node in attributes if getattr(node.value, "id", "") in ("self", "cls")}
         used = [(node.lineno, node.attr) for node in attributes]
         for node in nodes:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keyloft"):
@@ -177,7 +184,7 @@ def test_every_limit_says_what_it_does_and_has_a_name_of_its_own() -> None:
     """By a string below it; all are names of the package."""
     names, bare = Counter[str](), []
     for module in sorted((SOURCE / "limits").glob("*.py")):
-        body = ast.parse(module.read_text()).body
+        body = parsed(module).body
         for node, after in zip(body, [*body[1:], None], strict=True):
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])

@@ -13,7 +13,16 @@ from tests.support import processes
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ("-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
+OPTIONS = (
+    *("-p", "pytest_asyncio.plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider"),
+    *("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To load all plugins that are installed takes half a second of a processor, in each process of a run."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 async def test_the_guard_notices_a_blocked_loop(pytester: pytest.Pytester) -> None:

@@ -4,7 +4,7 @@ An interpreter spends 0.1 to 0.5 s of a processor on imports, and tests start hu
 other: it can be killed, has its own streams and its own event loop. What a fresh interpreter does, such as which
 modules it imports, is tested with `subprocess`.
 
-    python -m tests.support.fork_server LISTENER    serves, until its standard input ends
+    python -m tests.support.fork_server LISTENER    serves, until its standard input ends; imports with the first copy
     python -IS launcher.py ADDRESS ENTRY ARGUMENT…  runs a copy with the launcher's own streams, folder and environment
 
 PYTEST_DONT_REWRITE: this module runs in the server as well.
@@ -33,6 +33,9 @@ from typing import IO, Any, Final
 _ROOT: Final = Path(__file__).parents[2]
 _LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 _TIMEOUT_SECONDS: Final = 60.0
+_SHARED: Final = "KEYLOFT_TEST_FORK_SERVER"
+"""An environment variable that workers of xdist inherit: where the server of all of them listens."""
+_shared_address = os.environ.get(_SHARED)
 _IMPORTED: Final = (
     "keyloft.admin",
     "keyloft.cli.app",
@@ -187,7 +190,9 @@ def launcher(entry: str) -> str:
 
 @cache
 def address() -> str:
-    """Where the server of this process listens; the first call starts it. It ends with this process."""
+    """Where the server listens: that of all workers, or one that the first call starts. It ends with its starter."""
+    if _shared_address is not None:
+        return _shared_address
     path = str(Path(tempfile.mkdtemp(prefix="keyloft-fork-")) / "socket")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -204,6 +209,12 @@ def address() -> str:
 _running: Final[list[subprocess.Popen[bytes]]] = []
 
 
+def pytest_configure(config: Any) -> None:
+    """Start one server for all workers of xdist, which inherit its address: its imports take a second."""
+    if config.getoption("numprocesses", None):
+        os.environ[_SHARED] = address()
+
+
 def pytest_sessionfinish() -> None:
     """End the server of this process."""
     for server in _running:
@@ -216,15 +227,7 @@ def pytest_sessionfinish() -> None:
 
 def _serve(listener: socket.socket) -> Callable[[], None]:
     """Make copies until the standard input ends. Returns in a copy alone: with what it has to do."""
-    from importlib import import_module
-
-    for name in _IMPORTED:
-        import_module(name)
-    for name in _IMPORTED_IF_THERE:
-        with suppress(ImportError):
-            import_module(name)
-    gc.collect()
-    gc.freeze()
+    has_imported = False
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -246,6 +249,9 @@ def _serve(listener: socket.socket) -> Callable[[], None]:
         if listener.fileno() in ready:
             caller, _ = listener.accept()
             request, streams = _read(caller)
+            if not has_imported:
+                _import_all()
+                has_imported = True
             if (pid := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
                 selector.close()
@@ -264,6 +270,18 @@ def _read(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
     _, streams, _, _ = socket.recv_fds(caller, 1, 3)
     with caller.makefile("rb") as lines:
         return json.loads(lines.readline()), streams
+
+
+def _import_all() -> None:
+    from importlib import import_module
+
+    for name in _IMPORTED:
+        import_module(name)
+    for name in _IMPORTED_IF_THERE:
+        with suppress(ImportError):
+            import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 def _report_ended(running: dict[int, socket.socket]) -> None:

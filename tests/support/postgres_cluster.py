@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,17 @@ class ReplicatedServer(MortalServer):
     def stopped(self) -> Iterator[None]:
         """It hangs meanwhile: connections to it stay open, and nothing is answered."""
         pids = self.pids()
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
         try:
+            _send(pids, signal.SIGSTOP)
             yield
         finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+            _send(pids, signal.SIGCONT)
+
+
+def _send(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # of a session that has just ended
+            os.kill(pid, number)
 
 
 class ReplicatedServers:

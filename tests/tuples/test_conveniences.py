@@ -4,7 +4,7 @@ import asyncio
 import json
 import pickle
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,27 @@ class TestUpdateOfTuples:
         with pytest.raises(InvalidValue):
             await memory.update(("k",), lambda value: {value})
         assert (await memory.get(("k",))).value == 1
+
+    async def test_one_that_changes_the_value_in_place_and_returns_none_is_refused(self, memory: Store) -> None:
+        await memory.set(("list",), [1])
+        await memory.set(("dict",), {"a": 1})
+        in_place: list[tuple[TupleKey, Callable[[Any], Any]]] = [
+            (("list",), lambda numbers: numbers.append(2)),
+            (("dict",), lambda names: names.update(b=2)),
+            (("absent",), lambda numbers: numbers.append(2)),
+        ]
+        for key, change in in_place:
+            with pytest.raises(InvalidArgument, match=r"^fn: .*in place and returned None"):
+                await memory.update(key, change, default=[])
+        assert [entry.value for entry in await memory.get_many([key for key, _ in in_place])] == [[1], {"a": 1}, None]
+
+    async def test_none_is_stored_where_the_value_was_left_alone(self, memory: Store) -> None:
+        await memory.set(("list",), [1])
+        for key in (("list",), ("absent",)):
+            await memory.update(key, lambda _: None, default=[])
+            entry = await memory.get(key)
+            assert entry.exists
+            assert entry.value is None
 
     async def test_it_gives_up_when_others_are_always_faster(
         self, memory: Store, monkeypatch: pytest.MonkeyPatch

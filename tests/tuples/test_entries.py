@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -52,6 +51,8 @@ async def test_every_entry_has_one_form_in_json(entry: Entry, key: object, value
 
 @pytest.mark.parametrize("separate", [True, False])
 async def test_fastapi_answers_with_entries_of_every_kind(separate: bool) -> None:
+    from fastapi import FastAPI  # here, because every worker of a run imports this module
+
     app = FastAPI(separate_input_output_schemas=separate)
     app.get("/bare", response_model=None)(lambda at: KINDS[int(at)][0])
     app.get("/bare-list")(lambda: [entry for entry, _, _ in KINDS])

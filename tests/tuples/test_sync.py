@@ -449,6 +449,14 @@ def test_an_update_with_a_coroutine_function_is_refused(url: str | None) -> None
         assert not kv.get(("k",))
 
 
+def test_an_update_that_changes_a_list_in_place_and_returns_nothing_is_refused(url: str | None) -> None:
+    with keyloft.open_sync(url) as kv:
+        kv.set(("k",), [1])
+        with pytest.raises(InvalidArgument, match=r"^fn: .*in place and returned None"):
+            kv.update(("k",), lambda numbers: numbers.append(2))
+        assert kv.get(("k",)).value == [1]
+
+
 def test_no_event_loop_takes_part_on_a_file_and_in_memory(tmp_path: Path) -> None:
     script = """
 import asyncio, sys, keyloft
