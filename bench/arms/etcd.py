@@ -17,9 +17,11 @@ from keyloft.engines.etcd.messages import METHODS, PutRequest, RangeRequest, pat
 from tools.etcd import Node, url_of
 
 ON_DISK = "on disk of two of three nodes"
-ONE_REQUEST = "etcd, one request per call"
-ONE_BY_ONE = "etcd, one request after the other"
-"""The same by a client that awaits each call before the next: etcd can't gather its requests."""
+PUTS = f"etcd: one Put per set, {IN_FLIGHT} concurrent"
+AWAITED_PUTS = "etcd: one Put per set, each awaited"
+"""As a lone program sets: etcd can't gather its requests."""
+RANGES = f"etcd: one Range per get, {IN_FLIGHT} concurrent"
+AWAITED_RANGES = "etcd: one Range per get, each awaited"
 _prefixes = (f"bench{number}" for number in count(1))
 
 
@@ -68,7 +70,7 @@ class EtcdRequests(Contestant):
         return closing
 
 
-def requests(nodes: list[Node], name: str = ONE_REQUEST) -> Entrant:
+def requests(nodes: list[Node], name: str) -> Entrant:
     """etcd's own API, used the ordinary way."""
 
     async def enter(setup: StoreSetup) -> EtcdRequests:

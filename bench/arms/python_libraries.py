@@ -54,9 +54,12 @@ class DiskCache(Contestant):
 
 
 class DiskCacheInThreads(DiskCache):
-    """The same cache, used by several threads; it opens a connection for each."""
+    """The same cache, used by several threads; it opens a connection for each, with the first call."""
 
     threaded: ClassVar[bool] = True
+
+    def enter_thread(self) -> None:
+        self.cache.get("")
 
 
 def _disk_cache(setup: StoreSetup) -> Any:

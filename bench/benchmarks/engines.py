@@ -143,16 +143,19 @@ class _EngineRows:
 
     def etcd_set(self) -> Row:
         # Of concurrent Puts, etcd writes many with one sync itself: the bar is for callers who wait for each one.
-        return self._against_requests(_SET, {etcd_arms.ONE_BY_ONE: 10})
+        return self._against_requests(_SET, etcd_arms.PUTS, etcd_arms.AWAITED_PUTS, {etcd_arms.AWAITED_PUTS: 10})
 
     def etcd_get(self) -> Row:
-        return self._against_requests(_GET, {etcd_arms.ONE_REQUEST: 5})
+        return self._against_requests(_GET, etcd_arms.RANGES, etcd_arms.AWAITED_RANGES, {etcd_arms.RANGES: 5})
 
-    def _against_requests(self, task: Task, bars: dict[str, float]) -> Row:
-        arms = [self._arm(entrant, task) for entrant in (etcd_arms.store(self._etcd), etcd_arms.requests(self._etcd))]
-        one_by_one = etcd_arms.requests(self._etcd, etcd_arms.ONE_BY_ONE)
-        found = self._course.race([*arms, self._arm(one_by_one, replace(task, workers=1))])
-        return Row(task.title, tuple(found.values()), etcd_arms.ONE_REQUEST, verdicts=of_rates(found, NAME, bars))
+    def _against_requests(self, task: Task, concurrent: str, awaited: str, bars: dict[str, float]) -> Row:
+        arms = [
+            self._arm(etcd_arms.store(self._etcd), task),
+            self._arm(etcd_arms.requests(self._etcd, concurrent), task),
+            self._arm(etcd_arms.requests(self._etcd, awaited), replace(task, workers=1)),
+        ]
+        found = self._course.race(arms)
+        return Row(task.title, tuple(found.values()), concurrent, verdicts=of_rates(found, NAME, bars))
 
     def etcd_writers(self) -> Row:
         entrants = [etcd_arms.processes(name, self._etcd, number) for name, number in ((_ONE, 1), (_TWO, 2))]

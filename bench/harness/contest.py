@@ -90,6 +90,9 @@ class Contestant:
         found: Callable[[Any], Any] = getattr(self, operation)
         return found
 
+    def enter_thread(self) -> None:
+        """Make ready for calls of this thread, which is new; this is not timed."""
+
     def seen(self, operation: Operation, answer: Any) -> Any:
         """The value, values or pairs of key and value in an answer; this is not timed."""
         return answer
@@ -97,7 +100,7 @@ class Contestant:
     async def lap(self, operation: Operation, planned: list[Any], workers: int) -> Timed[Any]:
         asks = self.asks(operation, planned)
         if self.inline and self.threaded and workers > 1:
-            return timed_in_threads(self.call(operation), asks, workers)
+            return timed_in_threads(self.call(operation), asks, workers, self.enter_thread)
         if self.inline:
             return timed_inline(self.call(operation), asks)
         return await timed(self.call(operation), asks, workers)
@@ -196,8 +199,12 @@ def _lap(task: Task, stored: int) -> int:
 
 
 def home_of(entrant: Entrant, task: Task, *, quick: bool = False) -> str:
-    """One store for all reads and one per kind of write; with `quick`, one for both, and reads run first."""
-    return f"{entrant.name}, writes {task.writes and not quick}, durable {task.durable}, large {task.large}"
+    """One store for all reads and one per kind of write; with `quick`, one for both, and reads run first.
+
+    Entrants of one name that are opened differently, as one for threads is, have a store each.
+    """
+    opened = f"{entrant.name} {id(entrant.enter)}"
+    return f"{opened}, writes {task.writes and not quick}, durable {task.durable}, large {task.large}"
 
 
 def planning(task: Task, stored: int) -> Callable[[random.Random, int], PlannedLap]:

@@ -244,6 +244,7 @@ FLOODS: Final = (
         is_semantic=True,
     ),
     Flood("json", "8 sets of 1 MiB of JSON", _to_plugin("set", *[_OBJECTS, _TEXT] * 4)),
+    Flood("large", "50 sets of 1 MB", _to_plugin("set", *[_TEXT] * 50), pause=0.0),
     Flood(
         "tenants",
         "60,000 names of tenants",

@@ -2,7 +2,7 @@
 
 nats-server has the permissions of `nats-config`. Threads send a flood over raw sockets as fast as the server takes it,
 pause, and send it again; the plugin that is measured is a stock nats-py client. nats-server cuts off a service that has
-more than 64 MiB to read: that is counted, too.
+more than `max_pending` to read: that is counted, too.
 """
 
 import asyncio
