@@ -82,7 +82,11 @@ STORE: Final = GeneratedModule(
                 "update": "fn = plain_function(fn)",
                 "get": "if self.get_record is not None:\n"
                 "    record = self.get_record(Get(Space.TUPLES, encode(key)))\n"
-                "    return entry_of(tuple(key), record, codec_or_none(type), default)",
+                "    return entry_of(tuple(key), record, None if type is None else codec_of(type), default)",
+                "get_many": "if self.get_records is not None:\n"
+                "    wanted = several(keys)\n"
+                "    records = self.get_records([Get(Space.TUPLES, encode(key)) for key in wanted])\n"
+                "    return entries_at(wanted, records, codec_or_none(type))",
                 "set": "if self.commit_batch is not None:\n"
                 "    due = expiry(expire_in, expire_at)\n"
                 "    return self.commit_batch(Batch((self._inner._set(key, value, type, due),))).version",
@@ -92,6 +96,8 @@ loop_side: LoopSide | None = None
 """What `on_a_loop` opens, if the store itself has no event loop."""
 get_record: Callable[[Get], Record | None] | None = None
 """What `get` reads with, if its engine can do so without a coroutine."""
+get_records: Callable[[Sequence[Get]], Sequence[Record | None]] | None = None
+"""The same for `get_many`."""
 commit_batch: Callable[[Batch], Committed] | None = None
 """The same for what `set` commits, a batch without checks."""
 
@@ -202,6 +208,8 @@ HOMES: Final = {
     "AuditRecord": "keyloft.semantic.audit",
     "close_store": "keyloft.tuples.sync.closing",
     "Callable": "collections.abc",
+    "Sequence": "collections.abc",
+    "entries_at": "keyloft.tuples.entries",
     "Get": "keyloft.core.records",
     "Record": "keyloft.core.records",
     "Space": "keyloft.core.records",

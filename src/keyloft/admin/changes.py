@@ -44,7 +44,7 @@ async def changes(
     Args:
         database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         since: Only what changed after this version; None for all that the log holds.
-        limit: At most so many.
+        limit: How many to return at most.
 
     Raises:
         HistoryGone: The log does not reach back to `since`.

@@ -332,4 +332,6 @@ def _after_fault(stored: int) -> str:
     what = (
         "entry before it is stored, and stays" if stored == 1 else f"{stored:,} entries before it are stored, and stay"
     )
-    return f"The {what}. Get the whole file, or correct the line, and import it again: what is stored is passed over"
+    return (
+        f"The {what}. Get the whole file, or correct the line, and import it again: what is stored already is skipped"
+    )

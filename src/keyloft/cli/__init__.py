@@ -1,7 +1,7 @@
 """The command `keyloft`: its sub-commands, what they print, and their exit codes.
 
-0: done. 1: it failed, there is no such key, or a check found something. 2: it was called in a wrong way. 130:
-interrupted. Results go to the standard output, all else to the standard error output.
+0: done. 1: it failed, there is no such key, or a check found something. 2: a wrong argument or setting, or an input
+file that does not exist. 130: interrupted. Results go to standard output, all else to standard error.
 """
 
 import os

@@ -12,7 +12,7 @@ from keyloft.cli.terminal import counted, remark, say, to_json
 
 def check(
     *,
-    limit: Annotated[int, number_option("N", "Show so many problems; all are counted.")] = limits.FINDINGS,
+    limit: Annotated[int, number_option("N", "Show this many problems; all are counted.")] = limits.FINDINGS,
     out: Output,
     database: NamedDatabase,
 ) -> int:

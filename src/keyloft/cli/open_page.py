@@ -9,12 +9,12 @@ import urllib.request
 import webbrowser
 from typing import Any, Final
 
+from keyloft import limits
 from keyloft.cli.options import Commands, Settings
 from keyloft.cli.terminal import CommandFailed, remark, say
 from keyloft.core.addresses import shown
 from keyloft.server.config import Config
 
-_SECONDS: Final = 10.0
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that a service listens on, and where it is reached on this machine."""
 
@@ -75,7 +75,7 @@ def _request(request: urllib.request.Request, config: Config) -> bytes | None:
     if config.http_cert is not None:
         options["context"] = ssl.create_default_context(cafile=config.http_cert)
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS, **options) as answer:
+        with urllib.request.urlopen(request, timeout=limits.OPEN_PAGE_SECONDS, **options) as answer:
             body: bytes = answer.read()
             return body
     except urllib.error.HTTPError as error:

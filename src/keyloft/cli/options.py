@@ -68,12 +68,12 @@ AsText: TypeAlias = Annotated[bool, flag("--text", "VALUE is text, whatever it b
 Value: TypeAlias = Annotated[
     str, argument("VALUE", "JSON, as in 100 or '{\"a\": 1}'; what does not begin like JSON is text. - reads it.")
 ]
-Limit: TypeAlias = Annotated[int | None, number_option("N", "At most so many.")]
+Limit: TypeAlias = Annotated[int | None, number_option("N", "How many to show at most.")]
 Ttl: TypeAlias = Annotated[
     int | None,
     typer.Option(
         metavar="SECONDS",
-        help="After so many seconds, what is stored is gone.",
+        help="The entry expires after this many seconds.",
         parser=_whole("a whole number of seconds, as in 1800"),
     ),
 ]

@@ -282,7 +282,7 @@ def watch(
 
 
 async def say_events(changes: "RemoteWatch", out: Output, most: int) -> None:
-    """Print so many events of a watch, one line each."""
+    """Print this many events of a watch, one line each."""
     while most:
         event = await anext(changes)
         fields = {"key": event.key, "version": event.version, "deleted": event.deleted}
@@ -338,7 +338,7 @@ def import_json(
 async def some_at_once(
     request: Callable[[S], Awaitable[T]], items: Sequence[S], most: int = limits.PLUGIN_REQUESTS_AT_ONCE
 ) -> list[T]:
-    """Make a request for each item, only so many at a time; the results are in the order of the items."""
+    """Make a request for each item, only this many at a time; the results are in the order of the items."""
     results: list[T] = []
     for first in range(0, len(items), most):
         results += await asyncio.gather(*map(request, items[first : first + most]))

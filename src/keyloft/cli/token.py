@@ -19,7 +19,7 @@ def new(
             "plugin/NAME or tenant/NAME. status: is for the admin page without values. Can be given several times.",
         ),
     ] = None,
-    days: Annotated[int | None, number_option("N", "It is valid for so many days; without it, until removed.")] = None,
+    days: Annotated[int | None, number_option("N", "How many days it is valid; without it, until removed.")] = None,
     out: Output,
 ) -> None:
     """Make a token for the HTTP API, and print it once, with the lines for the file of --http-tokens.

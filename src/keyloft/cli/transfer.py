@@ -85,7 +85,7 @@ def import_(
     """Store entries from lines of JSON, with their versions and expiries.
 
     Some thousand at a time, each slice as a whole or not at all. After an error the same command continues: what is
-    stored already is passed over. A line by hand needs a key and a value: {"key":"users/alice","value":1}.
+    stored already is skipped. A line by hand needs a key and a value: {"key":"users/alice","value":1}.
 
     Example: keyloft import backup.jsonl --database new.db
     """

@@ -33,7 +33,7 @@ TupleKeyArgument: TypeAlias = Annotated[
 TuplePrefixArgument: TypeAlias = Annotated[
     str, argument("PREFIX", "Only what is below it, as in users; nothing for everything.")
 ]
-ExpireIn: TypeAlias = Annotated[float | None, option("SECONDS", "After so many seconds the entry is gone.")]
+ExpireIn: TypeAlias = Annotated[float | None, option("SECONDS", "The entry expires after this many seconds.")]
 
 
 class Section(Options, frozen=True, kw_only=True):

@@ -9,7 +9,13 @@ MAINTENANCE_ROWS: Final = 4096
 """The most entries that one slice of an import or a copy holds, which is one commit; SCAN_BYTES binds it, too."""
 
 OPERATOR_SERVER_SECONDS: Final = 10.0
-"""The same for an operator's command."""
+"""How long an operator's command waits for a database server that does not answer."""
+
+MAINTENANCE_LOG_ROWS: Final = 64
+"""How many rows of the change log an operator's command reads at a time: about 4 MiB at most."""
+
+OPEN_PAGE_SECONDS: Final = 10.0
+"""How long `keyloft open` waits for an answer of the service."""
 
 INSPECTION_SECONDS: Final = 2.0
 """How long `keyloft doctor` waits for a file that another process has locked."""

@@ -59,36 +59,30 @@ CONFLICT_WINDOW_SECONDS: Final = 60.0
 OUTAGE_SECONDS: Final = 300.0
 """A database that fails for longer than this raises an alert."""
 
-HELD_REPLY_BYTES: Final = 8 * 1024 * 1024
-"""How many bytes of longer replies wait for the others of their `many`; those beyond are to be asked for alone."""
-
 LOCKS_REPLY_BYTES: Final = 256 * 1024
 """How much is reserved for a request about locks: a list of them, or the entry of another holder."""
 
 DEAD_LETTERS_READ_BYTES: Final = 4 * 1024 * 1024
-"""Once the dead letters of a list hold so many bytes of values, its reply shows no more of them."""
-
-CLOSING_LOCK_SECONDS: Final = 5.0
-"""How long an SQLite file that is being closed waits for other processes' locks, for all writes together."""
+"""Once the dead letters of a list hold this many bytes of values, its reply shows no more of them."""
 
 RECENT_ENTRIES: Final = 16_384
 """For how many entries a semantic store remembers the last version, so that a put needs no read: at most 8 MiB."""
 
 PARSED_KEYS: Final = 16_384
-"""So many keys of the semantic store are kept parsed, in at most 7 MB: parsing would take a fifth of a get
+"""This many keys of the semantic store are kept parsed, in at most 7 MB: parsing would take a fifth of a get
 (`scripts/bench semantic`, row «get»)."""
 
 KNOWN_SEMANTICS: Final = 1024
-"""So many semantics are kept decoded: the entries of a kind mostly have the same ones."""
+"""This many semantics are kept decoded: the entries of a kind mostly have the same ones."""
 
 AUDIT_UNINDEXED: Final = 16
-"""An entry's row lists so many of its audit records before they move to an index row."""
+"""An entry's row lists this many of its audit records before they move to an index row."""
 
 KNOWN_FENCES: Final = 1024
 """For how many fencing tokens a semantic store remembers the lock."""
 
 UNSAVED_DEAD_LETTERS: Final = 1000
-"""So many dead letters wait in memory for a database that fails; the oldest is dropped for one more."""
+"""This many dead letters wait in memory for a database that fails; the oldest is dropped for one more."""
 
 TRANSIENT_PAUSE_SECONDS: Final = 0.5
 """The pause before the second attempt after a transient error; each further pause is twice as long."""

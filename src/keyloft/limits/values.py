@@ -69,7 +69,7 @@ PAGE_GROWTH: Final = 16
 """How many times as many entries as a page the next one may hold."""
 
 LONG_INT_DIGITS: Final = 256
-"""From so many digits on, an int of a request is kept as text: its conversion takes a time that grows with the square
+"""From this many digits on, an int of a request is kept as text: its conversion takes a time that grows with the square
 of its digits, 70 ns per digit for 4,000 of them (`scripts/bench nats`, row «readers»)."""
 
 GC_PAUSE_BYTES: Final = 4 * 1024

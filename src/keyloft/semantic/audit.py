@@ -195,7 +195,7 @@ class AuditTrail(SourceList[AuditRecord]):
                 await asyncio.sleep(0)  # reads may not wait for anything: other tasks get their share
 
     async def _find(self, key: EntryKey, low: bytes, high: bytes, count: int) -> tuple[list[bytes], bool]:
-        """The positions of the next records between two of them, up to so many, and whether there are more of them."""
+        """The positions of up to this many records between two positions, and whether there are more."""
         index, conflicts = key.audit_index, key.conflicts
         entry, changed, refused, [*across] = await self._engine.read(
             Get(SPACE, key.entry, include_expired=True),

@@ -159,7 +159,7 @@ class SemanticClient(ServiceClient, Workflows):
 
         Args:
             values: Whether to show values: of a `Lock`, its writer, host and process.
-            limit: At most so many.
+            limit: How many to return at most.
         """
         return RemoteLockList(self, values, limit)
 
@@ -171,7 +171,7 @@ class SemanticClient(ServiceClient, Workflows):
         Args:
             key: The path of an entry; None for the whole project.
             after: Only records after the one with this `sequence`.
-            limit: At most so many.
+            limit: How many to return at most.
             reverse: The last one first.
         """
         if key is not None:

@@ -156,7 +156,7 @@ class DeadLetters(DeadLetterKeeper):
 
         Args:
             project: The project that they belong to.
-            limit: At most so many.
+            limit: How many to return at most.
             after: Only those after the one with this id.
         """
         return DeadLetterList(self._committer, parse_project(project), check_limit(limit), after)

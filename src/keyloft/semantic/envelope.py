@@ -182,6 +182,6 @@ def envelope_of(
 
 
 def moment(milliseconds: int) -> datetime:
-    """The time so many milliseconds after 1970."""
+    """The time this many milliseconds after 1970."""
     seconds, rest = divmod(milliseconds, 1000)
     return _EPOCH + timedelta(0, seconds, 1000 * rest)

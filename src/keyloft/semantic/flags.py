@@ -74,7 +74,7 @@ class Flags:
         request_id: str | None = None,
         spec_ref: str | None = None,
     ) -> Envelope:
-        """Set a flag; with a TTL it falls back to its default after so many seconds."""
+        """Set a flag; with a TTL it falls back to its default after this many seconds."""
         return await self._store.put(
             self._key(name),
             value,
@@ -169,7 +169,7 @@ class LiveFlags(AsyncClosing, Mapping[str, Any]):
             changing.cancel()
 
     async def changed_after(self, seen: int) -> int:
-        """Wait until there were more changes than so many; returns how many. For threads, which may come late."""
+        """Wait until there were more changes than this many; returns how many. For threads, which may come late."""
         if self._changes == seen:
             await self.changed()
         return self._changes

@@ -44,7 +44,7 @@ class LockKeeper(Protocol):
         """
 
     async def renew(self, key: str, fence: int, ttl_seconds: int) -> datetime:
-        """Let the lock expire so many seconds from now; returns when that is, by the database's clock.
+        """Let the lock expire this many seconds from now; returns when that is, by the database's clock.
 
         Raises:
             StaleFence: It is not held under this token.

@@ -130,7 +130,7 @@ class CommitPlan:
             self._put(write, write.intent.semantics)
 
     def expire(self, key: EntryKey, record: Record, overdue: int) -> None:
-        """Remove an entry that has been expired for so many milliseconds."""
+        """Remove an entry that has been expired for this many milliseconds."""
         self._pin(key, NO_ENTRY, record)
         self._record_expiry(key, record)
         self._purge(key, record, overdue)

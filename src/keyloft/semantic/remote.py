@@ -148,7 +148,7 @@ class RemoteDeadLetters(DeadLetterKeeper):
 
         Args:
             values: Whether to show the values that were to be written. One that fits into no message is shown as null.
-            limit: At most so many.
+            limit: How many to return at most.
         """
         return RemoteDeadLetterList(self._client, values, limit)
 

@@ -40,7 +40,7 @@ def got(given: object) -> str:
 
 
 def too_large(size: int | None) -> ValueTooLarge:
-    """The error for a value of so many bytes."""
+    """The error for a value of this many bytes."""
     most = limits.SEMANTIC_VALUE_BYTES
     text = (
         f"value: expected at most {most // 1024} KiB ({most:,} bytes) of compact JSON, got {size:,} bytes; store less"

@@ -155,7 +155,7 @@ class SemanticStore(AsyncClosing, Workflows):
         Args:
             prefix: A whole tenant and project, and the beginning of a path: `tenant/acme/project/web/docs/`.
             values: Whether to show values. Without them, a list can be shown to readers who may not see values.
-            limit: At most so many.
+            limit: How many to return at most.
             after: Only entries after this key: the last key of a list continues it.
         """
         start, end = keys.parse_prefix(prefix).entries
@@ -178,7 +178,7 @@ class SemanticStore(AsyncClosing, Workflows):
         Args:
             project: `tenant/<tenant>/project/<project>`.
             values: Whether to show values: of a `Lock`, its writer, host and process.
-            limit: At most so many.
+            limit: How many to return at most.
             after: Only locks whose token is larger than this one.
         """
         rules.check_number(after, "after", "the fencing token of a lock", 2**63 - 1)
@@ -196,7 +196,7 @@ class SemanticStore(AsyncClosing, Workflows):
         Args:
             about: A key, or `tenant/<tenant>/project/<project>`.
             after: Only records after the one with this `sequence`.
-            limit: At most so many.
+            limit: How many to return at most.
             reverse: The last one first.
         """
         most = check_limit(limit)

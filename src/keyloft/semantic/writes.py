@@ -61,7 +61,7 @@ class Writes:
             value: Any value that JSON can hold, up to 64 KiB of it.
             expected_version: 0: the key must have no entry. n: its entry must be version n. "*": either.
             writer: Who writes: `<agent>:<directive>`, or the name of a service account.
-            semantics: What the entry means; with a TTL it expires after so many seconds.
+            semantics: What the entry means; with a TTL it expires after this many seconds.
             request_id: Makes a retry harmless: the same request again gets the first outcome, and writes nothing.
             spec_ref: A pointer to the spec that governs this entry.
             fence: The token of a lock in the same project: the put is committed only while that lock is held.

@@ -1,4 +1,4 @@
-"""The keys one part below a prefix, found by seeking: what lies below each of them is passed over."""
+"""The keys one part below a prefix, found by seeking: what lies below each of them is skipped."""
 
 from collections.abc import AsyncIterator
 

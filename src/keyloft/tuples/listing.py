@@ -53,11 +53,13 @@ class Listing(LazyList[T]):
         return self._all().__await__()
 
     async def _all(self) -> EntryList[T]:
-        items: list[T] = []
+        items = EntryList[T]((), self._selector.cursor)
         self._decoded(page := Page())
         async for page in self._begin():
             items.extend(self._decoded(page))
-        return EntryList(items, self._selector.cursor_after(page.keys[-1]) if page else self._selector.cursor)
+        if page:
+            items.cursor = self._selector.cursor_after(page.keys[-1])
+        return items
 
     async def __aiter__(self) -> AsyncIterator[T]:
         async for items in self.pages():

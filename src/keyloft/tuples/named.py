@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core import keys
-from keyloft.core.engine import Engine, LogWatch, Submission, Verdict, Watch
+from keyloft.core.engine import Engine, LogWatch, PacedWatch, Submission, Verdict, Watch
 from keyloft.core.health import ServerHealth
 from keyloft.core.keys import InnerKey, KeyLike, Part, TupleKey
 from keyloft.core.records import (
@@ -232,6 +232,21 @@ class _InnerWatch:
 
     async def __anext__(self) -> list[Change]:
         return [self._show(change) for change in await self._watch.__anext__()]
+
+    @property
+    def has_ended(self) -> bool:
+        return self._paced.has_ended
+
+    async def wait(self) -> None:
+        await self._paced.wait()
+
+    async def take(self) -> list[Change]:
+        return [self._show(change) for change in await self._paced.take()]
+
+    @property
+    def _paced(self) -> PacedWatch:
+        assert isinstance(self._watch, PacedWatch), "only services wait, and their engines have such watches"
+        return self._watch
 
     async def aclose(self) -> None:
         await self._watch.aclose()

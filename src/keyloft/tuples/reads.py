@@ -14,7 +14,7 @@ from keyloft.core.records import Count, Get, Space
 from keyloft.core.slices import free_in_slices, in_slices
 from keyloft.errors import InvalidArgument, InvalidKeyType
 from keyloft.tuples.children import Children
-from keyloft.tuples.entries import Entry, entries_of, entry_of, keys_of
+from keyloft.tuples.entries import Entry, entries_at, entries_of, entry_of, keys_of
 from keyloft.tuples.listing import Listing
 from keyloft.tuples.named import key_maker
 from keyloft.tuples.no_subscripts import NoSubscripts
@@ -73,12 +73,13 @@ class StoreReads(NoSubscripts, AsyncClosing):
         wanted, codec = several(keys), codec_or_none(type)
         if len(wanted) <= limits.SLICE_ITEMS:
             found = await self.engine.read(*[Get(_TUPLES, encode(key)) for key in wanted])
-            return [entry_of(self._key(key), record, codec) for key, record in zip(wanted, found, strict=True)]
+            return entries_at(wanted, found, codec, self._key)
         asks = await in_slices(lambda key: Get(_TUPLES, encode(key)), wanted)
         records = await self.engine.read(*asks)
         await free_in_slices(asks)
         entries = await in_slices(lambda key, record: entry_of(self._key(key), record, codec), wanted, records)
         await free_in_slices(records)
+        await free_in_slices(wanted)
         return entries
 
     @overload
@@ -158,7 +159,7 @@ class StoreReads(NoSubscripts, AsyncClosing):
     def children(self, prefix: KeyLike = (), *, limit: int | None = None, reverse: bool = False) -> Children:
         """The keys one part below a prefix, each once, whether something is stored there or only further below.
 
-        Await it for a list, or iterate it. What lies below a child is passed over, however much that is.
+        Await it for a list, or iterate it. What lies below a child is skipped, however much that is.
 
         Example:
             async for key in kv.children(("users",)):

@@ -1,7 +1,7 @@
 """The tuple store: values under tuple keys, in order, with versions, expiry, atomic writes and watches."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime, timedelta
@@ -108,6 +108,8 @@ class Store(StoreReads):
                 raise
 
         sets = await in_slices(encoded, wanted, given)
+        await free_in_slices(wanted)
+        await free_in_slices(given)
         version = (await write(self.engine, *sets)).version
         await free_in_slices(sets)
         return version
@@ -118,7 +120,9 @@ class Store(StoreReads):
 
     async def delete_many(self, keys: Iterable[KeyLike]) -> int:
         """Remove several entries, all or none; returns how many there were."""
-        deletes = await in_slices(lambda key: Delete(_TUPLES, encode(key)), several(keys))
+        wanted = several(keys)
+        deletes = await in_slices(lambda key: Delete(_TUPLES, encode(key)), wanted)
+        await free_in_slices(wanted)
         found = sum((await write(self.engine, *deletes)).found)
         await free_in_slices(deletes)
         return found
@@ -216,10 +220,10 @@ class Store(StoreReads):
         Args:
             key: Of the entry.
             fn: Called with the stored value, or a copy of the default; returns the new one, or awaits it. It may be
-                called several times.
+                called several times. One that changes a list or dict in place returns that list or dict.
             default: For a key without an entry.
             type: What the value is read and stored as.
-            expire_in: After so many seconds the entry is gone. Without an expiry, and with None, it keeps the one that
+            expire_in: Seconds after which the entry expires. Without an expiry, and with None, it keeps the one that
                 it has; `touch(key, expire_in=None)` removes that.
             expire_at: The same, as a moment.
 
@@ -229,6 +233,7 @@ class Store(StoreReads):
         Raises:
             VersionConflict: Other writers were faster a hundred times.
             InvalidValue: What `fn` returned can't be stored.
+            InvalidArgument: `fn` changed the value in place and returned None; nothing was written.
 
         Example:
             await kv.update(("players",), lambda players: [*players, "alice"], default=[])
@@ -242,9 +247,20 @@ class Store(StoreReads):
 
         async def decide(record: Record | None) -> Set:
             nonlocal value
-            value = fn(deepcopy(default) if record is None else entry_of(self._key(key), record, codec).value)
+
+            def before() -> Any:
+                return default if record is None else entry_of(self._key(key), record, codec).value
+
+            given = deepcopy(default) if record is None else before()
+            value = fn(given)
             if isawaitable(value):
                 value = await value
+            # None is a value like any other, but `lambda players: players.append("alice")` did not mean it.
+            if value is None and isinstance(given, (list, dict)) and given != before():
+                raise InvalidArgument(
+                    "fn: it changed the value in place and returned None, and None would be stored; return the new "
+                    "value, as in update(key, lambda names: [*names, name])"
+                )
             return self._set(key, value, type, due, keep_expiry=due == (None, None))
 
         before, done = await change(self.engine, at, decide)
@@ -326,7 +342,7 @@ class Store(StoreReads):
 
 def _columns(
     entries: Mapping[K, object] | Iterable[tuple[KeyLike, object]],
-) -> tuple[Sequence[KeyLike], Sequence[object]]:
+) -> tuple[list[KeyLike], list[object]]:
     """The keys and the values of some entries. Two lists: a pair for each would cost the garbage collector."""
     if isinstance(entries, Mapping):
         return [*entries], [*entries.values()]
@@ -336,6 +352,6 @@ def _columns(
         for key, value in entries:
             wanted.append(key)
             given.append(value)
-        if not any([isinstance(key, str) for key in wanted]):
+        if str not in set(map(type, wanted)):
             return wanted, given
     raise InvalidArgument("entries: expected a dict, or pairs of a key and a value, as in {key: value, other_key: 1}")

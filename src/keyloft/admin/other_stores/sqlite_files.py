@@ -1,6 +1,7 @@
 """Opens SQLite files of other programs, to read them and nothing else."""
 
 import sqlite3
+from contextlib import ExitStack
 from pathlib import Path
 
 from keyloft.errors import InvalidArgument
@@ -17,9 +18,12 @@ def open_foreign(file: Path) -> sqlite3.Connection:
     """
     if not file.is_file():
         raise InvalidArgument(f"there is no file {file}")
-    try:
-        connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
-        connection.execute("SELECT count(*) FROM sqlite_master")
-    except sqlite3.Error as error:
-        raise InvalidArgument(f"{file} can't be read with SQLite: {error}") from None
+    with ExitStack() as closing:
+        try:
+            connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+            closing.callback(connection.close)
+            connection.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.Error as error:
+            raise InvalidArgument(f"{file} can't be read with SQLite: {error}") from None
+        closing.pop_all()
     return connection

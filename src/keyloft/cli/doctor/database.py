@@ -207,7 +207,7 @@ def checksums(inspection: Inspection) -> list[Finding]:
     """Whether a server notices pages that a disk has changed."""
     if inspection.has_checksums is not False:
         return []
-    what = "the server has no checksums of its pages (data_checksums): what a disk changes is served as data"
+    what = "the server has no checksums of its pages (data_checksums): it would serve damaged pages as data"
     return [warning("checksums", what, cure="stop the server, run pg_checksums --enable, and start it again")]
 
 

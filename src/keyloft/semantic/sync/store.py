@@ -56,7 +56,7 @@ class SyncSemanticStore(SyncSemanticBase):
             value: Any value that JSON can hold, up to 64 KiB of it.
             expected_version: 0: the key must have no entry. n: its entry must be version n. "*": either.
             writer: Who writes: `<agent>:<directive>`, or the name of a service account.
-            semantics: What the entry means; with a TTL it expires after so many seconds.
+            semantics: What the entry means; with a TTL it expires after this many seconds.
             request_id: Makes a retry harmless: the same request again gets the first outcome, and writes nothing.
             spec_ref: A pointer to the spec that governs this entry.
             fence: The token of a lock in the same project: the put is committed only while that lock is held.
@@ -142,7 +142,7 @@ class SyncSemanticStore(SyncSemanticBase):
         Args:
             prefix: A whole tenant and project, and the beginning of a path: `tenant/acme/project/web/docs/`.
             values: Whether to show values. Without them, a list can be shown to readers who may not see values.
-            limit: At most so many.
+            limit: How many to return at most.
             after: Only entries after this key: the last key of a list continues it.
         """
         return SyncList(self._inner.list(prefix, values=values, limit=limit, after=after), self._driver)
@@ -255,7 +255,7 @@ class SyncSemanticStore(SyncSemanticBase):
         Args:
             project: `tenant/<tenant>/project/<project>`.
             values: Whether to show values: of a `Lock`, its writer, host and process.
-            limit: At most so many.
+            limit: How many to return at most.
             after: Only locks whose token is larger than this one.
         """
         return SyncList(self._inner.locks(project, values=values, limit=limit, after=after), self._driver)
@@ -268,7 +268,7 @@ class SyncSemanticStore(SyncSemanticBase):
         Args:
             about: A key, or `tenant/<tenant>/project/<project>`.
             after: Only records after the one with this `sequence`.
-            limit: At most so many.
+            limit: How many to return at most.
             reverse: The last one first.
         """
         return SyncList(self._inner.audit(about, after=after, limit=limit, reverse=reverse), self._driver)

@@ -129,7 +129,7 @@ class SyncFlags(Driven[Flags]):
         request_id: str | None = None,
         spec_ref: str | None = None,
     ) -> Envelope:
-        """Set a flag; with a TTL it falls back to its default after so many seconds."""
+        """Set a flag; with a TTL it falls back to its default after this many seconds."""
         return self._run(
             self._inner.set(
                 name,
@@ -178,7 +178,7 @@ class SyncDeadLetters(Driven[DeadLetters]):
 
         Args:
             project: The project that they belong to.
-            limit: At most so many.
+            limit: How many to return at most.
             after: Only those after the one with this id.
         """
         return SyncList(self._inner.list(project, limit=limit, after=after), self._driver)

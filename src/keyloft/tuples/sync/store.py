@@ -3,7 +3,7 @@
 Written by `scripts/reference` from the asynchronous classes: change those.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Self, overload
 
@@ -13,16 +13,16 @@ from keyloft.core.driving import Driven, SyncList, plain_function
 from keyloft.core.engine import Engine
 from keyloft.core.keys import KeyLike, TupleKey, encode
 from keyloft.core.records import Batch, Committed, Get, Record, Space
-from keyloft.tuples.entries import Entry, entry_of
+from keyloft.tuples.entries import Entry, entries_at, entry_of
 from keyloft.tuples.expiries import UNSET, expiry
 from keyloft.tuples.no_subscripts import NoSubscripts
-from keyloft.tuples.reads import D, Entries, T
+from keyloft.tuples.reads import D, Entries, T, several
 from keyloft.tuples.store import K, Store
 from keyloft.tuples.sync.atomic import SyncAtomic
 from keyloft.tuples.sync.closing import close_store
 from keyloft.tuples.sync.lists import SyncListing, SyncWatching
 from keyloft.tuples.sync.loop_side import LoopSide
-from keyloft.tuples.typed import codec_or_none
+from keyloft.tuples.typed import codec_of, codec_or_none
 
 
 class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
@@ -36,6 +36,8 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
     """What `on_a_loop` opens, if the store itself has no event loop."""
     get_record: Callable[[Get], Record | None] | None = None
     """What `get` reads with, if its engine can do so without a coroutine."""
+    get_records: Callable[[Sequence[Get]], Sequence[Record | None]] | None = None
+    """The same for `get_many`."""
     commit_batch: Callable[[Batch], Committed] | None = None
     """The same for what `set` commits, a batch without checks."""
 
@@ -76,7 +78,7 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
         """
         if self.get_record is not None:
             record = self.get_record(Get(Space.TUPLES, encode(key)))
-            return entry_of(tuple(key), record, codec_or_none(type), default)
+            return entry_of(tuple(key), record, None if type is None else codec_of(type), default)
         return self._run(self._untyped.get(key, default, type=type))
 
     @overload
@@ -87,6 +89,10 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
     def get_many(self, keys: Iterable[KeyLike], *, type: object) -> Entries[Any]: ...
     def get_many(self, keys: Iterable[KeyLike], *, type: Any = None) -> Entries[Any]:
         """The entries at several keys, in their order, all as of one moment."""
+        if self.get_records is not None:
+            wanted = several(keys)
+            records = self.get_records([Get(Space.TUPLES, encode(key)) for key in wanted])
+            return entries_at(wanted, records, codec_or_none(type))
         return self._run(self._untyped.get_many(keys, type=type))
 
     @overload
@@ -168,7 +174,7 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
     def children(self, prefix: KeyLike = (), *, limit: int | None = None, reverse: bool = False) -> SyncList[TupleKey]:
         """The keys one part below a prefix, each once, whether something is stored there or only further below.
 
-        Iterate it, or call `all` for a list. What lies below a child is passed over, however much that is.
+        Iterate it, or call `all` for a list. What lies below a child is skipped, however much that is.
 
         Example:
             for key in kv.children(("users",)):
@@ -351,10 +357,10 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
         Args:
             key: Of the entry.
             fn: Called with the stored value, or a copy of the default; returns the new one. It may be
-                called several times.
+                called several times. One that changes a list or dict in place returns that list or dict.
             default: For a key without an entry.
             type: What the value is read and stored as.
-            expire_in: After so many seconds the entry is gone. Without an expiry, and with None, it keeps the one that
+            expire_in: Seconds after which the entry expires. Without an expiry, and with None, it keeps the one that
                 it has; `touch(key, expire_in=None)` removes that.
             expire_at: The same, as a moment.
 
@@ -364,6 +370,7 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
         Raises:
             VersionConflict: Other writers were faster a hundred times.
             InvalidValue: What `fn` returned can't be stored.
+            InvalidArgument: `fn` changed the value in place and returned None; nothing was written.
 
         Example:
             kv.update(("players",), lambda players: [*players, "alice"], default=[])
