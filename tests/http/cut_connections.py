@@ -1,4 +1,4 @@
-"""A TCP proxy before a server, which can cut connections between a request and its answer."""
+"""A TCP proxy before a server, which can cut connections between a request and its answer, and pass answers on slowly."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,6 +15,8 @@ class CuttingProxy:
         """So many answers are not passed on: the connection ends instead."""
         self.cut = 0
         """How many were cut."""
+        self.trickles = False
+        """Whether answers are passed on byte by byte."""
         self._writers = set[asyncio.StreamWriter]()
 
     def cut_all(self) -> None:
@@ -42,8 +44,10 @@ class CuttingProxy:
                 self.answers_to_cut -= 1
                 self.cut += 1
                 raise ConnectionResetError
-            writer.write(piece)
-            await writer.drain()
+            for part in [bytes([byte]) for byte in piece] if is_answer and self.trickles else [piece]:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0)
         raise ConnectionResetError
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,22 @@ async def test_a_watch_that_is_not_read_is_cut_off_by_the_service_and_goes_on() 
         async with asyncio.timeout(LONGEST_SECONDS):
             while len(seen) < 61:
                 seen |= {entry.key for entry in await anext(watch)}
+
+
+async def test_a_watch_can_be_asked_while_it_begins() -> None:
+    async with running_api() as api, cutting_proxy(api.port) as proxy, opened(proxy.port) as kv:
+        await kv.set(("k",), 1)
+        proxy.trickles = True
+        watch, asked = kv.watch(("k",)), 0
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while True:
+                asked += 1
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.0005):
+                        [entry] = await anext(watch)
+                        break
+        assert asked > 1
+        assert entry.value == 1
 
 
 async def test_reads_after_watch_are_never_older_than_its_beginning() -> None:

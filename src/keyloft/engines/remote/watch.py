@@ -81,15 +81,16 @@ class StreamedWatch:
             elif self._failure is not None:
                 await self.aclose()
                 raise self._failure
-            elif self._response is None:
+            elif self.starting.done() and self._response is not None:
+                await self._receive(self._response)
+            else:
+                # Until it has begun, the task alone reads the stream: two readers would take each other's bytes.
                 if self.starting.done():
                     self.starting = asyncio.create_task(self._connect(), name="keyloft watch")
                 # A caller that gives up waiting leaves the task as it is.
                 await asyncio.wait([self.starting])
                 if not self.starting.cancelled():  # by `aclose`
                     self.starting.result()
-            else:
-                await self._receive(self._response)
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
