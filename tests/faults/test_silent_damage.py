@@ -93,8 +93,9 @@ async def test_a_check_finds_every_changed_row(stored: dict[TupleKey, Any], tmp_
         try:
             with closing(apsw.Connection(str(path))) as connection:
                 rows = connection.execute(ROWS).fetchall()
-        except apsw.Error:
+        except (apsw.Error, UnicodeDecodeError):
             changed += 1
+            assert await problems(path)
             continue
         if rows != before:
             changed += 1
@@ -124,6 +125,32 @@ async def test_one_damaged_row_hides_no_other(stored: dict[TupleKey, Any], tmp_p
         await kv.set(("text", 2), "again")
         assert (await kv.get(("text", 2))).value == "again"
     assert await problems(path) == sum(damaged) - 1
+
+
+@pytest.mark.parametrize(("size", "table"), [(100, "keyloft_tuples"), (20_000, "keyloft_tuples_large")])
+async def test_bytes_that_became_a_text_are_damage(size: int, table: str, tmp_path: Path) -> None:
+    """One bit of a row's header tells bytes from a text: of the same length, and rarely UTF-8."""
+    path = tmp_path / "app.db"
+    async with keyloft.open(path, sweep_every=None) as kv:
+        await kv.set_many({("k", number): b"\xff" * size for number in range(6)})
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute(
+            f"UPDATE {table} SET value = CAST(value AS TEXT) WHERE key = ?", (keyloft.core.keys.encode(("k", 4)),)
+        )
+    others = [("k", number) for number in (0, 1, 2, 3, 5)]
+    async with keyloft.open(path, sweep_every=None) as kv:
+        for call in (lambda: kv.get(("k", 4)), lambda: kv.get_many([*others, ("k", 4)])):
+            with pytest.raises(Undecodable, match=r"\('k', 4\) is damaged"):
+                await call()
+        assert [entry.value for entry in await kv.get_many(others)] == [b"\xff" * size] * 5
+        with pytest.raises(KeyloftError):
+            await kv.list()
+    with keyloft.open_sync(path, sweep_every=None) as sync:
+        with pytest.raises(Undecodable, match=r"\('k', 4\) is damaged"):
+            sync.get(("k", 4))
+        with pytest.raises(KeyloftError):
+            sync.list().all()
+    assert await problems(path)
 
 
 async def test_a_row_written_by_hand_has_no_checksum(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy before a server, which can cut connections between a request and its answer, and pass answers on slowly."""
+"""A TCP proxy before a server, which can cut connections before an answer, and pass answers on byte by byte."""
 
 import asyncio
 from collections.abc import AsyncIterator

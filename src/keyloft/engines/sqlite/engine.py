@@ -23,7 +23,7 @@ from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.sqlite.commits import SqliteCommits
 from keyloft.engines.sqlite.connection import WritingConnection
-from keyloft.engines.sqlite.errors import opened_read_only
+from keyloft.engines.sqlite.errors import OF_SQLITE, opened_read_only
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.lone_callers import LoneCallers
 from keyloft.engines.sqlite.reads import LongReader, View, answer, point, points, read_version
@@ -127,7 +127,7 @@ class SqliteEngine(ClosableEngine):
             if not others:
                 return points(cursor, cast("Sequence[Get]", asks), now)
             return [answer(cursor, ask, now) for ask in asks]
-        except apsw.Error as error:
+        except OF_SQLITE as error:
             raise self._file.explain(error, view.connection) from error
 
     async def commit(self, batch: Batch) -> Committed | Conflict:

@@ -24,11 +24,18 @@ FAILS_WHOLE_GROUP: Final = (
 )
 """The disk, the file or a lock failed: a second try, batch by batch, would fail in the same way for each of them."""
 
+OF_SQLITE: Final = (apsw.Error, UnicodeDecodeError)
+"""What a statement raises; the second, where a changed bit, or a hand, has left a text that is not UTF-8."""
+
 _OUT_OF_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def explain(
-    error: apsw.Error, path: str, connection: apsw.Connection | None = None, *, read_only: bool = False
+    error: apsw.Error | UnicodeDecodeError,
+    path: str,
+    connection: apsw.Connection | None = None,
+    *,
+    read_only: bool = False,
 ) -> DatabaseError:
     """The error for the caller: what is wrong with which file, and what to do."""
     cause = _system_error(connection)
@@ -37,6 +44,11 @@ def explain(
             f"no space is left for {path}; nothing of this write was kept, and writes work again once there is space"
         )
     match error:
+        case UnicodeDecodeError():
+            return DatabaseError(
+                f"{path} holds a text that is not UTF-8: it is damaged, or was written by hand; "
+                "restore it from a backup, or correct that row"
+            )
         case apsw.ReadOnlyError() if not read_only:
             return ReadOnly(f"{path} can't be written: the file or its folder is read-only for this user")
         case apsw.NotADBError():

@@ -142,14 +142,12 @@ class SqliteFile(Struct, frozen=True):
         """Raise an error of SQLite as one that names the file and the reason."""
         try:
             yield
-        except apsw.Error as error:
+        except errors.OF_SQLITE as error:
             raise self.explain(error, connection) from error
-        except UnicodeDecodeError as error:
-            raise DatabaseError(
-                f"{self.path} holds a text that is not UTF-8: it is damaged, or was written by hand"
-            ) from error
 
-    def explain(self, error: apsw.Error, connection: apsw.Connection | None = None) -> DatabaseError:
+    def explain(
+        self, error: apsw.Error | UnicodeDecodeError, connection: apsw.Connection | None = None
+    ) -> DatabaseError:
         """The error for the caller: what is wrong with this file, and what to do."""
         return errors.explain(error, self.path, connection, read_only=self.read_only)
 

@@ -63,16 +63,18 @@ def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
         for row in cursor.execute(layout.get, layout.bind_key(key)).fetchall():
             return layout.record(key, *row)
         return None
-    found: Row | None = cursor.execute(layout.get, (key,)).get
-    if found is None:
-        return None
-    value, encoding, version, expires_at, created_at, updated_at, stored = found
     try:
+        found: Any = cursor.execute(layout.get, (key,)).get
+        if found is None:
+            return None
+        value, encoding, version, expires_at, created_at, updated_at, stored = found
         # As `checksum` does it: a call takes a hundredth of a get.
         if adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored:
             return Record(key, value, encoding, version, expires_at, created_at, updated_at)
     except TypeError:
         pass
+    except UnicodeDecodeError:
+        return _damaged(key)
     if _must_not_change(cursor, value):
         return _in_one_view(cursor, point, space, key)
     return _unusual(cursor, layout.large, key, found)
@@ -83,15 +85,17 @@ def point_without_times(cursor: apsw.Cursor, space: Space, key: Key) -> Record |
     layout = LAYOUTS[space]
     if layout.large is None:
         return point(cursor, space, key)
-    found: Row | None = cursor.execute(layout.get_without_times, (key,)).get
-    if found is None:
-        return None
-    value, encoding, version, expires_at, stored = found
     try:
+        found: Any = cursor.execute(layout.get_without_times, (key,)).get
+        if found is None:
+            return None
+        value, encoding, version, expires_at, stored = found
         if adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored:
             return Record(key, value, encoding, version, expires_at)
     except TypeError:
         pass
+    except UnicodeDecodeError:
+        return _damaged(key)
     if _must_not_change(cursor, value):
         return _in_one_view(cursor, point_without_times, space, key)
     return _unusual(cursor, layout.large, key, found)
@@ -117,13 +121,30 @@ def _unusual(cursor: apsw.Cursor, large: LargeValueTable, key: Key, found: Row) 
     if type(value) is int:
         # With a statement of its own: as a subquery, SQLite would copy the value once more. It is not compared with its
         # checksum, which would take as long as to read it; `check` does that.
-        rows: list[Row] = cursor.execute(large.get, (key, value)).fetchall()
-        value = rows[0][0] if rows else None
+        value = _large_value(cursor, large, key, value)
     elif stored is not None:
-        # One changed bit can change the type of a column, and then those behind it are wrong, too.
-        version = found[2]
-        return Record(key, b"", DAMAGED, version if type(version) is int else 0, None)
-    return Record(key, b"", LOST, *found[2:-1]) if value is None else Record(key, value, *found[1:-1])
+        value = DAMAGED
+    elif value is None:
+        value = LOST
+    if type(value) is not int:
+        return Record(key, value, *found[1:-1])
+    return _damaged(key, found[2]) if value == DAMAGED else Record(key, b"", LOST, *found[2:-1])
+
+
+def _damaged(key: Key, version: object = None) -> Record:
+    # One changed bit can change the type of a column, and then those behind it are wrong, too.
+    return Record(key, b"", DAMAGED, version if type(version) is int else 0, None)
+
+
+def _large_value(cursor: apsw.Cursor, large: LargeValueTable, key: Key, number: int) -> bytes | int:
+    """A large value; or LOST, if there is none, or DAMAGED, if it is no longer bytes."""
+    try:
+        value: object = cursor.execute(large.get, (key, number)).get
+    except UnicodeDecodeError:
+        return DAMAGED
+    if value is None:
+        return LOST
+    return value if isinstance(value, bytes) else DAMAGED
 
 
 def head(cursor: apsw.Cursor, space: Space, key: Key) -> StoredHead | None:
@@ -154,7 +175,11 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
             continue
         layout, keys = LAYOUTS[space], [ask.key for ask in some]
         records: list[Record | None] = [None] * len(some)
-        rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
+        try:
+            rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
+        except UnicodeDecodeError:  # one by one, so that a damaged row hides no other
+            found += [_alive(point(cursor, space, ask.key), ask, now) for ask in some]
+            continue
         if (large := layout.large) is None:
             for position, *columns in rows:
                 records[position] = _alive(layout.record(keys[position], *columns), some[position], now)
@@ -227,9 +252,12 @@ def _with_large_values(cursor: apsw.Cursor, large: LargeValueTable, page: Page) 
     values, encodings = list(stored), list(page.encodings)
     for at, (key, value) in enumerate(zip(page.keys, stored, strict=True)):
         if type(value) is int:
-            value = cursor.execute(large.get, (key, value)).get
-        if value is None:
-            value, encodings[at] = b"", LOST
+            value = _large_value(cursor, large, key, value)
+        elif value is None:
+            value = LOST
+        if isinstance(value, int):
+            encodings[at] = value
+            value = b""
         values[at] = value
     return replace(page, values=values, encodings=encodings)
 

@@ -41,7 +41,7 @@ from keyloft.engines.commit.settle import (
     unread,
     with_values,
 )
-from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP
+from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE
 from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, replaced_version, write_expected
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
 from keyloft.engines.sqlite.lone_callers import sync_times
@@ -241,7 +241,7 @@ class SqliteWriter:
         """The error for the callers of a group, and whether each of its batches would fail in the same way alone."""
         if isinstance(error, DatabaseError):
             return error, True
-        if isinstance(error, apsw.Error):
+        if isinstance(error, OF_SQLITE):
             failure = self._file.explain(error, self.connection)
         else:
             failure = DatabaseError(f"{self._file.path}: a write failed unexpectedly: {type(error).__name__}")

@@ -16,14 +16,13 @@ from contextlib import suppress
 from itertools import pairwise
 from time import monotonic
 
-import apsw
-
 from keyloft import limits
 from keyloft.core.engine import Verdict
 from keyloft.core.records import Batch
 from keyloft.engines.commit.long_batches import is_long
 from keyloft.engines.commit.outcomes import Outcome, failed
 from keyloft.engines.sqlite.blocking.connections import SharedConnection
+from keyloft.engines.sqlite.errors import OF_SQLITE
 from keyloft.engines.sqlite.writes import SqliteWriter
 from keyloft.errors import Closed, KeyloftError
 
@@ -35,7 +34,7 @@ def _is_of_a_handler(error: BaseException) -> bool:
     """
     if not isinstance(error, Exception):
         return True
-    is_of_the_database = isinstance(error, (apsw.Error, KeyloftError, UnicodeDecodeError, MemoryError))
+    is_of_the_database = isinstance(error, (*OF_SQLITE, KeyloftError, MemoryError))
     return not is_of_the_database and threading.current_thread() is threading.main_thread()
 
 

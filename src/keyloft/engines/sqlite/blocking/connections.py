@@ -12,6 +12,7 @@ from keyloft import limits
 from keyloft.core.records import Ask, Get
 from keyloft.core.waiting import ThreadLock, refuse_reentry
 from keyloft.engines.sqlite.blocking.wal_header import wal_header
+from keyloft.engines.sqlite.errors import OF_SQLITE
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.reads import answer, points
 from keyloft.errors import Closed
@@ -132,7 +133,7 @@ class ReaderPool:
             connection = self._file.open_reader(cache_mib=limits.READER_CACHE_MIB)
         try:
             found = answers(connection.cursor(), asks, now, only_gets=only_gets)
-        except apsw.Error as error:
+        except OF_SQLITE as error:
             explained = self._file.explain(error, connection)
             self._file.close(connection)
             raise explained from error

@@ -22,7 +22,7 @@ from keyloft.engines.sqlite.blocking.commits import CommitQueue
 from keyloft.engines.sqlite.blocking.connections import ReaderPool, SharedConnection, answers
 from keyloft.engines.sqlite.blocking.housekeeping import Housekeeping
 from keyloft.engines.sqlite.engine import is_long_read
-from keyloft.engines.sqlite.errors import opened_read_only
+from keyloft.engines.sqlite.errors import OF_SQLITE, opened_read_only
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.reads import point, point_without_times
 from keyloft.engines.sqlite.writes import SqliteWriter
@@ -138,7 +138,7 @@ class BlockingSqliteEngine(ProcessBound):
 
     def _fail_read(self, error: BaseException) -> NoReturn:
         """End a read that raised an exception, also one of a signal's handler, and raise what its caller gets."""
-        explained = self._file.explain(error, self.connection) if isinstance(error, apsw.Error) else None
+        explained = self._file.explain(error, self.connection) if isinstance(error, OF_SQLITE) else None
         self.shared.clean()
         if explained is not None:
             raise explained from error
