@@ -3,8 +3,9 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ SECONDS = 30
 @asynccontextmanager
 async def serving(url: str, path: Path, **options: Any) -> AsyncIterator[DatabaseService]:
     connection = await connect(url, name="service")
-    async with BotDatabase(path) as db, DatabaseService(connection, db, prefixes=[PREFIX], **options) as service:
-        yield service
-    await connection.close()
+    try:
+        async with BotDatabase(path) as db, DatabaseService(connection, db, prefixes=[PREFIX], **options) as service:
+            yield service
+    finally:
+        await connection.close()
 
 
 @pytest.fixture
@@ -145,6 +148,22 @@ async def test_each_caller_waits_for_its_own_reply_and_times_out_alone(nats_url:
         assert client.sender is not None
         assert client.sender.sent == []
         assert await client.kv.get("k") == 0
+
+
+@pytest.mark.blocks_the_loop  # so that two calls of one message end at different times
+async def test_a_message_whose_callers_have_given_up_is_let_go(nats_url: str, tmp_path: Path) -> None:
+    async def get_later(client: DatabaseClient) -> object:
+        time.sleep(0.1)  # noqa: ASYNC251  # it must block the event loop
+        return await client.kv.get("k")
+
+    async with serving(nats_url, tmp_path / "bot.db") as service, connected(nats_url, timeout=0.5) as client:
+        with closing(apsw.Connection((await service.db.engine()).location)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            setting, got = await asyncio.gather(client.kv.set("s", 1), get_later(client), return_exceptions=True)
+        assert isinstance(setting, keyloft.TimedOut)
+        assert got is None
+        assert client.sender is not None
+        assert client.sender.sent == []
 
 
 async def test_large_requests_go_into_several_messages(client: DatabaseClient, service: DatabaseService) -> None:

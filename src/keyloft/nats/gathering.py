@@ -329,9 +329,11 @@ class RequestSender:
         for call in waiting:
             if call.ends <= now:
                 call.fail(self._timed_out(call.subject))
-        for number in [message.number for message in self._sent.values() if message.ends <= now]:
-            del self._sent[number]
-        if later := [call.ends for call in waiting if call.ends > now]:
+        for message in self.sent:
+            if message.ends <= now or (message.calls and all([call.reply.done() for call in message.calls])):
+                del self._sent[message.number]
+        later = [call.ends for call in waiting if call.ends > now]
+        if later := [*later, *[message.ends for message in self._sent.values()]]:
             # Not one by one: thousands of calls may end within a few milliseconds.
             self._expiring = self._loop.call_at(max(min(later), now + limits.CALL_EXPIRY_SECONDS), self._expire)
 
