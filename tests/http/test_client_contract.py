@@ -16,7 +16,8 @@ from keyloft.core.values import Encoding, pack_counter
 from keyloft.engines import open_service
 from keyloft.engines.memory import MemoryEngine
 from keyloft.tuples.named import InnerEngine, Operation
-from tests.engines.contract import END, START, A, EngineContract, get, next_of, put, stored, values_of, write
+from tests.engines.contract import EngineContract
+from tests.engines.contract.calls import END, START, A, get, next_of, put, stored, values_of, write
 from tests.http.api import ADMIN_TOKEN, running_api
 
 OTHER_SPACES: Final = (

@@ -1,6 +1,6 @@
 """The contract between interfaces and engines: three verbs.
 
-The rules that every engine keeps are the tests of `tests/engines/contract.py`.
+The rules that every engine keeps are the tests of `tests/engines/contract/`.
 """
 
 from collections.abc import AsyncIterator, Callable

@@ -17,7 +17,8 @@ from keyloft.engines.sqlite.blocking.commits import WaitingBatch
 from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.errors import CLOSED
-from tests.engines.contract import EngineContract, put
+from tests.engines.contract import EngineContract
+from tests.engines.contract.calls import put
 from tests.support.threads import EngineInThreads
 
 LONGEST_SECONDS = 60

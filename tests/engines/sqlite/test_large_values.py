@@ -25,7 +25,7 @@ from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.semantic import Semantics, SemanticStore
-from tests.engines.contract import get, put, write
+from tests.engines.contract.calls import get, put, write
 
 FITS = limits.ROW_BYTES - 1
 """The largest value that is stored with a key of one byte."""

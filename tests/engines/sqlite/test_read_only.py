@@ -14,7 +14,7 @@ from keyloft.core.records import Count, Get, Latest, Scan, Space
 from keyloft.engines import open_maintenance
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
-from tests.engines.contract import next_of, put, values_of, write
+from tests.engines.contract.calls import next_of, put, values_of, write
 
 EVERY = Scan(Space.TUPLES, b"\x00", b"\xff", 10)
 

@@ -14,7 +14,7 @@ from keyloft.core.records import Changes, LogPosition, Scan, Space
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
-from tests.engines.contract import next_of, put, write
+from tests.engines.contract.calls import next_of, put, write
 
 
 @pytest.fixture(autouse=True)

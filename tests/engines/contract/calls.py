@@ -1,0 +1,81 @@
+"""Short calls of an engine, for tests that make many of them."""
+
+import asyncio
+
+import pytest
+
+from keyloft.core.engine import Engine, LogWatch, Watch
+from keyloft.core.records import Batch, Change, Committed, Get, Key, LoggedChange, Mutation, Record, Scan, Set, Space
+from keyloft.core.values import Encoding, unpack_counter
+
+A = Space.TUPLES
+B = Space.SEMANTIC
+P = Space.PLUGINS
+START, END = b"\x00", b"\xff"
+LONGEST_SECONDS = 30
+
+
+def put(key: bytes, value: bytes = b'"v"', expire_in: int | None = None, space: Space = A) -> Set:
+    return Set(space, key, value, Encoding.JSON, expire_in)
+
+
+async def write(engine: Engine, *mutations: Mutation) -> Committed:
+    return await commit(engine, Batch(mutations))
+
+
+async def commit(engine: Engine, batch: Batch) -> Committed:
+    done = await engine.commit(batch)
+    assert isinstance(done, Committed)
+    return done
+
+
+async def get(engine: Engine, key: Key, space: Space = A) -> Record | None:
+    [record] = await engine.read(Get(space, key))
+    return record
+
+
+async def stored(engine: Engine, key: bytes) -> Record:
+    record = await get(engine, key)
+    assert record is not None
+    return record
+
+
+async def scan(
+    engine: Engine, start: bytes = START, end: bytes = END, limit: int = 100, **options: bool
+) -> list[bytes]:
+    [records] = await engine.read(Scan(A, start, end, limit, **options))
+    return [record.key for record in records]
+
+
+async def counter(engine: Engine, key: bytes) -> int:
+    return unpack_counter((await stored(engine, key)).value)
+
+
+async def taken(log: LogWatch, woken: asyncio.Event, number: int) -> list[LoggedChange]:
+    """So many changes, once they are there."""
+    changes: list[LoggedChange] = []
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while len(changes) < number:
+            if not log.is_woken:
+                await woken.wait()
+            woken.clear()
+            changes += await log.take()
+    return changes
+
+
+def read_the_log_in_small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOG_SLICE_BYTES", "LOG_SLICE_ROWS", "MEMORY_SLICE_CHANGES"):
+        monkeypatch.setattr(f"keyloft.limits.{name}", 10)
+
+
+async def next_of(watch: Watch) -> list[Change]:
+    async with asyncio.timeout(60):  # wait_for of Python 3.11 loses a result that arrives with a cancellation
+        return await watch.__anext__()
+
+
+async def collect(watch: Watch) -> list[list[Change]]:
+    return [changes async for changes in watch]
+
+
+def values_of(changes: list[Change]) -> dict[bytes, bytes | None]:
+    return {change.key: None if change.record is None else change.record.value for change in changes}
