@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import importlib
 import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 import pytest
@@ -50,6 +52,19 @@ CONCURRENT = ("tests/semantic/test_locks.py", "tests/semantic/test_audit.py")
 """Here a server is more than one more place: what other connections commit meanwhile is seen in another way."""
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each worker begin with other modules: in a fresh clone they share the work of compiling them."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    root = session.config.rootpath
+    modules = sorted((root / "tests").rglob("test_*.py"))
+    first = len(modules) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for module in (*modules[first:], *modules[:first]):
+        with suppress(Exception):  # collecting the module reports it
+            importlib.import_module(".".join(module.relative_to(root).with_suffix("").parts))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose the order of tests, and mark those that use servers.
 
@@ -82,7 +97,6 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     """Take all that exists by now out of garbage collection."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

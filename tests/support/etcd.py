@@ -8,9 +8,12 @@ import importlib
 import os
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.support.temporary_files import MEMORY
 from tools.etcd import NOT_INSTALLED, Node, is_installed, own_cluster, url_of
 
 
@@ -32,14 +35,14 @@ class EtcdPrefixes:
 
 
 @pytest.fixture(scope="session")
-def etcd_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def etcd_node() -> Iterator[Node]:
     """A node that no test stops; it ends with the run."""
     if not is_installed():
         pytest.skip(NOT_INSTALLED)
     # To import gRPC takes most of a second on a busy machine: not in a test, whose event loop would be blocked.
     for module in ("engine", "maintenance", "inspection"):
         importlib.import_module(f"keyloft.engines.etcd.{module}")
-    with own_cluster(tmp_path_factory.mktemp("etcd")) as [node]:
+    with TemporaryDirectory(dir=MEMORY) as folder, own_cluster(Path(folder)) as [node]:
         yield node
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import keyloft
 from keyloft.core.schema import REVISION
+from tests.support.temporary_files import MEMORY
 from tests.support.threads import SYNCHRONOUS
 from tools.postgres import (
     TIMEOUT_SECONDS,
@@ -142,7 +143,7 @@ def postgres_server() -> Iterator[str]:
         yield given
         return
     try:
-        with own_server() as url:
+        with own_server(within=MEMORY) as url:
             yield url
     except NoFolder as error:
         pytest.skip(str(error))
@@ -151,7 +152,7 @@ def postgres_server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def mortal_postgres() -> Iterator["MortalServer"]:
     """A server that tests may kill, as long as it runs in the end; it waits for the disk, and wants a password."""
-    with own_folder() as (folder, programs, options):
+    with own_folder(MEMORY) as (folder, programs, options):
         secret = folder / "secret"
         secret.write_text(f"{PASSWORD}\n")
         secret.chmod(0o644)

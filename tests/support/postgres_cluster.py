@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.postgres import MortalServer
+from tests.support.temporary_files import MEMORY
 from tools.postgres import TIMEOUT_SECONDS, initdb, own_folder, query
 from tools.process_family import processes, until
 
@@ -75,7 +76,7 @@ class ReplicatedServers:
 @contextmanager
 def cluster(standbys: int = 1) -> Iterator[ReplicatedServers]:
     """Start a primary and its standbys."""
-    with own_folder() as (folder, programs, options), ExitStack() as stack:
+    with own_folder(MEMORY) as (folder, programs, options), ExitStack() as stack:
         nodes: list[ReplicatedServer] = []
         for name in "abcde"[: standbys + 1]:
             home = folder / name

@@ -27,11 +27,11 @@ class Arena(Struct, frozen=True):
 
 
 @contextmanager
-def postgres_arena(folder: Path, *, cuts: bool, electors: int = 1) -> Iterator[Arena]:
+def postgres_arena(*, cuts: bool, electors: int = 1, within: Path | None = None) -> Iterator[Arena]:
     """Three PostgreSQL servers with Patroni; with cuts, each on a machine of its own with an etcd node."""
     with ExitStack() as stack:
         group = stack.enter_context(namespaces(3)) if cuts else None
-        cluster = stack.enter_context(patroni_cluster(electors=electors, machines=group))
+        cluster = stack.enter_context(patroni_cluster(electors=electors, machines=group, within=within))
         yield Arena(cluster.url, {**_patroni_faults(cluster), **_cuts_of(cluster)}, cluster.wait_until_whole)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.temporary_files import MEMORY
 from tests.withstand.faults import etcd_arena, postgres_arena
 from tests.withstand.run import Workload, tried
 from tools import etcd, patroni
@@ -22,7 +23,7 @@ _CALLS = 50
 def test_postgresql_with_patroni_loses_its_leader_and_then_has_two(tmp_path: Path) -> None:
     if reason := patroni.missing():
         pytest.skip(reason)
-    with postgres_arena(tmp_path, cuts=False) as arena:
+    with postgres_arena(cuts=False, within=MEMORY) as arena:
 
         def make_faults(load: Workload) -> None:
             for name in ("the leader's PostgreSQL dies", "the leader's Patroni hangs, and another node leads"):
@@ -37,13 +38,13 @@ def test_postgresql_with_patroni_loses_its_leader_and_then_has_two(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.blocks_the_loop
-def test_etcd_loses_its_leader(tmp_path: Path) -> None:
+def test_etcd_loses_its_leader(tmp_path: Path, server_folder: Path) -> None:
     if not etcd.is_installed():
         pytest.skip(etcd.NOT_INSTALLED)
     histories = tmp_path / "histories"
     histories.mkdir()
     cuts = can_cut()
-    with etcd_arena(tmp_path, cuts=cuts) as arena:
+    with etcd_arena(server_folder, cuts=cuts) as arena:
 
         def make_faults(load: Workload) -> None:
             for name in ("the leader dies", "the leader freezes", *["the leader is cut off"] * cuts):

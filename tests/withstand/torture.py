@@ -48,8 +48,8 @@ def main() -> int:
         folder = Path(temporary)
         histories: Path = given.keep or folder / "histories"
         histories.mkdir(exist_ok=True, parents=True)
-        arena_of = postgres_arena if given.engine == "postgres" else etcd_arena
-        with arena_of(folder, cuts=cuts) as arena:
+        is_postgres = given.engine == "postgres"
+        with postgres_arena(cuts=cuts) if is_postgres else etcd_arena(folder, cuts=cuts) as arena:
             _say(f"the cluster runs; seed {given.seed}")
             torment = _torment(arena, given.minutes * 60, random.Random(given.seed), given.only, troubles)
             trial = tried(arena, histories, torment, workers=given.workers, seed=given.seed, options=options)

@@ -123,11 +123,11 @@ def test_releases_that_can_lose_data_are_refused_by_name() -> None:
 
 
 @pytest.fixture
-def full_soon(tmp_path: Path) -> Iterator[Node]:
+def full_soon(server_folder: Path) -> Iterator[Node]:
     """A node with a quota of 8 MiB."""
     if not is_installed():
         pytest.skip(NOT_INSTALLED)
-    with own_cluster(tmp_path, 1, f"--quota-backend-bytes={8 * 1024 * 1024}") as [node]:
+    with own_cluster(server_folder, 1, f"--quota-backend-bytes={8 * 1024 * 1024}") as [node]:
         yield node
 
 
@@ -168,12 +168,12 @@ async def test_a_full_or_damaged_cluster_refuses_writes_and_says_what_to_do(full
 
 
 @pytest.fixture
-def two_clusters(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+def two_clusters(server_folder: Path) -> Iterator[tuple[Node, Node]]:
     """The only members of two clusters."""
     if not is_installed():
         pytest.skip(NOT_INSTALLED)
-    (tmp_path / "other").mkdir()
-    with own_cluster(tmp_path) as [node], own_cluster(tmp_path / "other") as [other]:
+    (server_folder / "other").mkdir()
+    with own_cluster(server_folder) as [node], own_cluster(server_folder / "other") as [other]:
         yield node, other
 
 

@@ -24,11 +24,11 @@ _LONGEST_SECONDS = 60
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+def nodes(server_folder: Path) -> Iterator[list[Node]]:
     if not is_installed():
         pytest.skip(NOT_INSTALLED)
     # Else etcd lets a member join only if the others have been connected for five seconds.
-    with own_cluster(tmp_path, 3, "--strict-reconfig-check=false") as nodes:
+    with own_cluster(server_folder, 3, "--strict-reconfig-check=false") as nodes:
         yield nodes
         for node in nodes:
             node.stop()
