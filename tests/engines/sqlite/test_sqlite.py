@@ -409,7 +409,7 @@ async def test_a_batch_is_let_go_once_it_is_committed(tmp_path: Path) -> None:
         batch = Batch((Set(Space.TUPLES, b"k", b"1", Encoding.JSON),))
         references = sys.getrefcount(batch)
         await kv.engine.commit(batch)
-        # The thread that wrote it lets go of it after it has told the event loop; the next commit must not be needed.
+        # The thread that wrote it lets go of it after the event loop knows; the next commit must not be needed.
         async with asyncio.timeout(60):
             while sys.getrefcount(batch) != references:
                 await asyncio.sleep(0.001)
