@@ -12,7 +12,7 @@ def read_address(text: str, example: str, argument: str = "") -> tuple[str, int]
     """The host and port of an address like 127.0.0.1:80 or [::1]:80.
 
     Raises:
-        InvalidArgument: It is none; the message has the example, and names the argument if there is one.
+        InvalidArgument: It is not an address; the message has the example, and names the argument if there is one.
     """
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found[3]) > 65_535:

@@ -7,7 +7,7 @@ from keyloft.core.driving import pause
 
 
 async def back_off(attempt: int) -> None:
-    """Wait for a random time, which grows with the number of failed attempts: so that callers that collided part.
+    """Wait for a random time, which grows with the number of failed attempts, so that callers don't collide again.
 
     Args:
         attempt: The number of the attempt that failed; the first one is 0.

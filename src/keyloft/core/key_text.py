@@ -33,7 +33,7 @@ def read(text: str) -> TupleKey:
     """The key that a text stands for.
 
     Raises:
-        InvalidKey: It stands for none.
+        InvalidKey: It is not the text of a key.
     """
     if not text:
         raise InvalidKey("a key has at least one part, as in users/alice")

@@ -118,7 +118,7 @@ def split_store(encoded: bytes) -> tuple[str | None, bytes]:
     """The name of the store that a stored key belongs to, None for the unnamed one, and the encoded key in that store.
 
     Raises:
-        Undecodable: These bytes begin like the key of a named store, and are none.
+        Undecodable: These bytes begin like the key of a named store, but the name can't be read.
     """
     if not encoded.startswith(LAST):
         return None, encoded

@@ -96,7 +96,7 @@ def check_json(data: bytes, limit: int) -> None:
     """Refuse the JSON of a value that is too large, or nests too deep.
 
     Raises:
-        InvalidValue: It does one of both.
+        InvalidValue: It is too large, or nests too deep.
     """
     if len(data) > limit:
         raise _too_large(ValueTooLarge(len(data), limit))

@@ -99,9 +99,9 @@ async def open_service(address: HttpAddress, token: str | None, *, patience: flo
         patience: How many seconds a call waits for a service that does not answer.
 
     Raises:
-        InvalidArgument: `token` can't be one.
+        InvalidArgument: `token` can't be a token.
         NotPermitted: The service does not accept the token.
-        DatabaseError: The service can't be reached, or is none; the message says why.
+        DatabaseError: The service can't be reached, or another program answers there; the message says why.
     """
     from keyloft.engines.remote.api import HttpApi  # its library is not installed everywhere
     from keyloft.engines.remote.engine import RemoteEngine

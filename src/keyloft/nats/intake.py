@@ -273,7 +273,7 @@ class Intake(Admission, ManyIntake):
     async def _carry_out(self, request: Request, operation: Call) -> None:
         try:
             reply, outcome = await steps(request.owner, operation.carry_out(request.content))
-            if reply:  # what `enqueue` lets take place has none
+            if reply:  # an internal request has no reply
                 self._finish(request, reply, outcome)
         except Exception as error:
             self.refuse(request, error)

@@ -67,7 +67,7 @@ class JointReads:
             self._make_in_turn_of(owner)
 
     def _make_in_turn_of(self, owner: Owner) -> None:
-        # The owner is charged with the time of its turn, and these reads are charged to all whose they are.
+        # The owner pays for its turn with credit; these reads are paid by the owners that asked for them.
         began = perf_counter()
         self.make_all()
         self._send()

@@ -78,7 +78,7 @@ def read_lease(value: bytes) -> Lease:
     """A stored lease.
 
     Raises:
-        Undecodable: It is none.
+        Undecodable: The row can't be read.
     """
     try:
         return _decode_lease(value)
@@ -90,7 +90,7 @@ def read_progress(value: bytes) -> PublishedProgress:
     """A stored progress.
 
     Raises:
-        Undecodable: It is none.
+        Undecodable: The row can't be read.
     """
     try:
         return _decode_progress(value)

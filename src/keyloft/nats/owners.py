@@ -69,7 +69,7 @@ class Owners:
     def shares_queue(self, subject: bytes) -> bool:
         """Whether a request belongs into the shared queue, whatever else its subject says.
 
-        One that holds several requests counts as more bytes, and events are no requests: these are not for here.
+        False for a `many`, which counts as more bytes, and for events, which are not requests.
         """
         if not self.others.request_bytes or not subject.isascii() or self.knows(subject):
             return False

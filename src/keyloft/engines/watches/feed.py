@@ -202,7 +202,7 @@ class ChangeFeed(ProcessBound):
             self.observe(outcome.version_after)
 
     def observe(self, version: int) -> None:
-        """The version counter stands here: read the log if that is news."""
+        """The version counter stands here: read the log if it has moved."""
         with self.lock:
             if self.position is not None and version > self.position.version:
                 self._must_read = True

@@ -101,7 +101,7 @@ class _ThreadedWatch:
             changes = run_to_end(next_of(self._watch))
         except StopAsyncIteration:
             pass  # it has ended
-        except BaseException as error:  # it is the one's who waits
+        except BaseException as error:  # the task that waits gets it
             failure = error
         _tell(waiting.get_loop(), lambda: _decide(waiting, changes, failure))
 
