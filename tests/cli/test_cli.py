@@ -85,6 +85,23 @@ def test_what_was_mistyped_is_suggested(run: Keyloft, arguments: tuple[str, ...]
     assert stderr.rstrip().endswith(f"Did you mean {meant}?")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("--database", "a.db", "get", "x"), "keyloft get --database"),
+        (("--database=a.db", "list"), "keyloft list --database"),
+        (("--databse", "a.db", "get", "x"), "keyloft get --database"),
+        (("semantic", "--database", "a.db", "locks", "acme/web"), "keyloft semantic locks --database"),
+        (("--force", "plugin", "list"), "keyloft COMMAND --force"),
+        (("--database", "a.db"), "keyloft COMMAND --database"),
+    ],
+)
+def test_an_option_before_its_command_is_explained(run: Keyloft, arguments: tuple[str, ...], meant: str) -> None:
+    code, stdout, stderr = run(*arguments)
+    assert (code, stdout) == (2, "")
+    assert stderr.rstrip().endswith(f"Options follow the command: {meant} …")
+
+
 def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
     from keyloft.server.config import SETTINGS
 

@@ -42,6 +42,8 @@ from keyloft.server.error_output import print_error, report
 _ARGUMENT: Final = re.compile(
     r'\bexisting="(keep|replace)"|\b(replace|resume)=True|\b(database|prefix|plugin|project|name)=(?=\W)'
 )
+_NEAR: Final = 0.8
+"""How similar an option before its command is to one of the command: less is likely to be another mistake."""
 _NEGATIVE: Final = re.compile(r"^-[0-9.].*", re.DOTALL)
 
 
@@ -57,11 +59,30 @@ class Command(typer.core.TyperCommand):
 
 
 class Group(typer.core.TyperGroup):
-    """A group of commands that suggests one for a mistyped name."""
+    """A group of commands that suggests one for a mistyped name, and knows options that stand before their command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _suggestion():
-            return super().parse_args(ctx, args)
+        given = list(args)
+        try:
+            with _suggestion():
+                return super().parse_args(ctx, args)
+        except Exception as raised:
+            error: Any = raised
+            option = getattr(error, "option_name", "")
+            if "Did you mean" not in str(error) and (meant := self._meant_behind(given, option)):
+                error.message = f"No such option: {option}. Options follow the command: {ctx.command_path} {meant} …"
+                error.possibilities = None
+            raise
+
+    def _meant_behind(self, args: list[str], option: str) -> str | None:
+        """What the caller probably meant, if a command of this group has such an option; None if none has."""
+        named = next((arg for arg in args if arg in self.commands), None)
+        commands = self.commands.values() if named is None else [self.commands[named]]
+        options = {name for command in commands for parameter in command.params for name in parameter.opts}
+        near = get_close_matches(option, [name for name in options if name.startswith("--")], 1, _NEAR)
+        if near:
+            return f"{named or 'COMMAND'} {near[0]}"
+        return self._meant_behind([], option) if named else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         with _suggestion(args[0], self.commands):
