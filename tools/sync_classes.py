@@ -85,7 +85,7 @@ STORE: Final = GeneratedModule(
                 "    return entry_of(tuple(key), record, None if type is None else codec_of(type), default)",
                 "get_many": "if self.get_records is not None:\n"
                 "    wanted = several(keys)\n"
-                "    records = self.get_records([Get(Space.TUPLES, encode(key)) for key in wanted])\n"
+                "    records = self.get_records([Get(Space.TUPLES, encode(key, ITEM)) for key in wanted])\n"
                 "    return entries_at(wanted, records, codec_or_none(type))",
                 "set": "if self.commit_batch is not None:\n"
                 "    due = expiry(expire_in, expire_at)\n"

@@ -26,6 +26,8 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _TUPLES = Space.TUPLES
+ITEM = "an item of keys"
+"""What a message calls one of several keys."""
 # Inside the class, `list` is the method.
 Entries: TypeAlias = list[Entry[T]]
 
@@ -72,9 +74,9 @@ class StoreReads(NoSubscripts, AsyncClosing):
         """The entries at several keys, in their order, all as of one moment."""
         wanted, codec = several(keys), codec_or_none(type)
         if len(wanted) <= limits.SLICE_ITEMS:
-            found = await self.engine.read(*[Get(_TUPLES, encode(key)) for key in wanted])
+            found = await self.engine.read(*[Get(_TUPLES, encode(key, ITEM)) for key in wanted])
             return entries_at(wanted, found, codec, self._key)
-        asks = await in_slices(lambda key: Get(_TUPLES, encode(key)), wanted)
+        asks = await in_slices(lambda key: Get(_TUPLES, encode(key, ITEM)), wanted)
         records = await self.engine.read(*asks)
         await free_in_slices(asks)
         entries = await in_slices(lambda key, record: entry_of(self._key(key), record, codec), wanted, records)

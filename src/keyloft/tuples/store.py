@@ -18,13 +18,13 @@ from keyloft.core.paging import Pages
 from keyloft.core.records import Add, Batch, Committed, Delete, Record, Set, Space, Touch
 from keyloft.core.slices import free_in_slices, in_slices
 from keyloft.core.sweeper import sweep, sweep_regularly
-from keyloft.errors import CLOSED, Closed, InvalidArgument, InvalidValue
+from keyloft.errors import CLOSED, Closed, InvalidArgument, InvalidKey, InvalidValue
 from keyloft.tuples import typed
 from keyloft.tuples.atomic import Atomic, check_number, commit
 from keyloft.tuples.entries import Entry, entry_of
 from keyloft.tuples.expiries import UNSET, expiry, new_expiry
 from keyloft.tuples.named import ScopedEngine, whole_database
-from keyloft.tuples.reads import StoreReads, several
+from keyloft.tuples.reads import ITEM, StoreReads, several
 from keyloft.tuples.selector import Selector
 from keyloft.tuples.updates import change
 
@@ -106,6 +106,9 @@ class Store(StoreReads):
             except InvalidValue as error:
                 error.args = (f"entries: the value for {key!r} can't be stored, and nothing was: {error}",)
                 raise
+            except InvalidKey as error:
+                error.args = (f"entries: a key can't be stored, and nothing was: {str(error).removeprefix('key: ')}",)
+                raise
 
         sets = await in_slices(encoded, wanted, given)
         await free_in_slices(wanted)
@@ -121,7 +124,7 @@ class Store(StoreReads):
     async def delete_many(self, keys: Iterable[KeyLike]) -> int:
         """Remove several entries, all or none; returns how many there were."""
         wanted = several(keys)
-        deletes = await in_slices(lambda key: Delete(_TUPLES, encode(key)), wanted)
+        deletes = await in_slices(lambda key: Delete(_TUPLES, encode(key, ITEM)), wanted)
         await free_in_slices(wanted)
         found = sum((await write(self.engine, *deletes)).found)
         await free_in_slices(deletes)

@@ -16,7 +16,7 @@ from keyloft.core.records import Batch, Committed, Get, Record, Space
 from keyloft.tuples.entries import Entry, entries_at, entry_of
 from keyloft.tuples.expiries import UNSET, expiry
 from keyloft.tuples.no_subscripts import NoSubscripts
-from keyloft.tuples.reads import D, Entries, T, several
+from keyloft.tuples.reads import ITEM, D, Entries, T, several
 from keyloft.tuples.store import K, Store
 from keyloft.tuples.sync.atomic import SyncAtomic
 from keyloft.tuples.sync.closing import close_store
@@ -91,7 +91,7 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
         """The entries at several keys, in their order, all as of one moment."""
         if self.get_records is not None:
             wanted = several(keys)
-            records = self.get_records([Get(Space.TUPLES, encode(key)) for key in wanted])
+            records = self.get_records([Get(Space.TUPLES, encode(key, ITEM)) for key in wanted])
             return entries_at(wanted, records, codec_or_none(type))
         return self._run(self._untyped.get_many(keys, type=type))
 
