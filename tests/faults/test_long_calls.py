@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import keyloft
+from tests.support.postgres import database_url
 
 COUNT = 100_000
 LONGEST_SECONDS = 0.04
@@ -47,11 +48,10 @@ async def stalls_noted() -> AsyncIterator[list[float]]:
         ticking.cancel()
 
 
-@pytest.fixture(params=["file", "named store in memory"])
+@pytest.fixture(params=["sqlite file", "memory", "postgresql"])
 async def kv(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[keyloft.Store]:
-    database = tmp_path / "app.db" if "file" in request.param else ":memory:"
-    name = "shop" if "named" in request.param else None
-    async with keyloft.open(database, name=name, sweep_every=None) as kv:
+    name = "shop" if request.param == "memory" else None  # a named store encodes keys differently
+    async with keyloft.open(database_url(request.param, request, tmp_path), name=name, sweep_every=None) as kv:
         yield kv
 
 

@@ -1,8 +1,10 @@
 """What a batch does: all of it or nothing, in its order, and only if its checks hold."""
 
 import asyncio
+import random
 
 import pytest
+from msgspec.structs import replace
 
 from keyloft import CounterOutOfRange, ManualClock, NotACounter, limits
 from keyloft.core.engine import Engine, Verdict
@@ -13,11 +15,13 @@ from keyloft.core.records import (
     Check,
     Committed,
     Conflict,
+    Count,
     Delete,
     Get,
     Latest,
     Max,
     Min,
+    Mutation,
     Scan,
     Set,
     Space,
@@ -26,7 +30,8 @@ from keyloft.core.records import (
     appended_key,
 )
 from keyloft.core.values import Encoding, pack_counter
-from tests.engines.contract.calls import END, START, A, B, P, counter, get, put, scan, stored, write
+from keyloft.engines.memory import MemoryEngine
+from tests.engines.contract.calls import END, START, A, B, P, counter, get, logged_after, put, scan, stored, write
 
 
 class BatchContract:
@@ -152,6 +157,52 @@ class BatchContract:
         ]
         assert await scan(engine, b"k", b"l") == []
         assert isinstance(await engine.commit(Batch(tuple(changes), tuple(holding))), Committed)
+
+    async def test_a_long_batch_stores_what_short_ones_store(self, engine: Engine, clock: ManualClock) -> None:
+        model = MemoryEngine(clock)
+        plugin_keys = ['"', "\\", "{a,b}", "NULL", "null", "ä 漢\U0001f600", "a'b", " ", "$1", "x" * 200]
+        stored_before = [
+            put(b"a%03d" % number, b"%d" % number, 60_000 if number % 3 else None) for number in range(300)
+        ]
+        stored_before += [Set(A, b"n%03d" % number, pack_counter(number), Encoding.U64) for number in range(100)]
+        stored_before += [put(b"due%03d" % number, b"0", 1) for number in range(100)]
+        stored_before += [put(b"large%d" % number, b"[%s]" % (b"1" * 70_000)) for number in range(4)]
+        stored_before += [Set(P, ("p", key), b'"old"', Encoding.JSON) for key in plugin_keys[:5]]
+        long: list[Mutation] = [put(b"a%03d" % number, b"[%d]" % number) for number in range(100)]
+        long += [Delete(A, b"a%03d" % number) for number in range(100, 150)]
+        long += [Touch(A, b"a%03d" % number, 5000 if number % 2 else None) for number in range(150, 200)]
+        long += [Set(A, b"a%03d" % number, b"1", Encoding.JSON, if_absent=True) for number in range(290, 310)]
+        long += [Set(A, b"a%03d" % number, b"1", Encoding.JSON, keep_expiry=True) for number in range(200, 220)]
+        long += [Sum(A, b"n%03d" % number, 5) for number in range(120)]
+        long += [Delete(A, b"due%03d" % number) for number in range(30)]
+        long += [put(b"due%03d" % number, b"1", 9000) for number in range(30, 60)]
+        long += [put(b"large0", b"2"), Delete(A, b"large1"), Touch(A, b"large2", 7000), put(b"large4", b"1" * 70_000)]
+        long += [
+            Set(P, ("p", key), f'["{number}","\\\\"]'.encode(), Encoding.JSON) for number, key in enumerate(plugin_keys)
+        ]
+        long += [Touch(P, ("p", "none"), 1000), Delete(P, ("q", "none"))]
+        long += [put(b"b\x00\xff%04d" % number, b'"\\""', space=B) for number in range(1000)]
+        random.Random(4).shuffle(long)
+        await write(engine, *stored_before)
+        for mutation in stored_before:
+            await write(model, mutation)
+        clock.advance(0.1)
+        done = await write(engine, *long)
+        alone = [await write(model, mutation) for mutation in long]
+        assert done.found == tuple(found for each in alone for found in each.found)
+        assert done.values == tuple(value for each in alone for value in each.values)
+        every = (A, START, END), (B, START, END), (P, ("p", ""), ("p", "\U0010ffff"))
+        for space, start, end in every:
+            asks = Scan(space, start, end, 5000, times=True), Count(space, start, end)
+            [found, count], [expected, expected_count] = await engine.read(*asks), await model.read(*asks)
+            assert count == expected_count
+            assert [replace(each, version=0) for each in found] == [replace(each, version=0) for each in expected]
+        logged = await logged_after(engine, done.version - 1)
+        assert {change.version for change in logged} == {done.version}
+        expected_log = await logged_after(model, alone[0].version - 1)
+        assert sorted([(change.space, change.key, change.kind) for change in logged]) == sorted(
+            [(change.space, change.key, change.kind) for change in expected_log]
+        )
 
     # Counters
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from keyloft.core.engine import Engine, LogWatch, Watch
-from keyloft.core.records import Batch, Change, Committed, Get, Key, LoggedChange, Mutation, Record, Scan, Set, Space
+from keyloft.core.records import Batch, Change, Changes, Committed, Get, Key, LoggedChange, LogPosition, Mutation, Record, Scan, Set, Space
 from keyloft.core.values import Encoding, unpack_counter
 
 A = Space.TUPLES
@@ -45,6 +45,17 @@ async def scan(
 ) -> list[bytes]:
     [records] = await engine.read(Scan(A, start, end, limit, **options))
     return [record.key for record in records]
+
+
+async def logged_after(engine: Engine, version: int) -> list[LoggedChange]:
+    """The changes of later versions."""
+    changes: list[LoggedChange] = []
+    position, is_last = LogPosition(version), False
+    while not is_last:
+        [piece] = await engine.read(Changes(position))
+        changes += piece.changes
+        position, is_last = piece.end, piece.is_last
+    return changes
 
 
 async def counter(engine: Engine, key: bytes) -> int:

@@ -5,17 +5,19 @@ group of plain sets depends on nothing that is stored, so the call is its only r
 that adds to counters which this process has in its cache (`counter_cache.py`).
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core import schema
-from keyloft.core.records import Address, Batch, Head, Record, Space
+from keyloft.core.records import Address, Batch, Committed, Head, Record, Space
 from keyloft.core.schema import Row
 from keyloft.engines.change_log import KeptHistory
+from keyloft.engines.commit.long_batches import divided, is_long
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.commit.settle import deciding, unread, with_values
 from keyloft.engines.postgres import function, pooled_call
@@ -25,6 +27,7 @@ from keyloft.engines.postgres.counter_cache import CounterCache
 from keyloft.engines.postgres.drafts import Arrays, Draft, integers, settled_draft
 from keyloft.engines.postgres.function import ARGUMENTS, SPACES
 from keyloft.engines.postgres.log import READ_VERSION
+from keyloft.engines.postgres.long_drafts import LongDraft, can_be_divided
 from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.tables import LAYOUTS
 
@@ -43,11 +46,13 @@ class ByFunction:
         self._last_at = 0
         """The time of the last commit, as far as known; none is before it."""
         self.counters = CounterCache()
-        self._calls: dict[tuple[str, ...], str] = {}
-        """By the names of their arguments, the statements that call the function."""
+        self._calls: dict[tuple[bool, tuple[str, ...]], str] = {}
+        """The statements that call the function: by whether all arrays are text, and the names of the arguments."""
 
     async def commit(self, slot: Slot, attempt: CommitAttempt) -> Attempted:
         group = attempt.group
+        if is_long(group[0]) and await can_be_divided(group[0]):
+            return await self._commit_long(slot, attempt, group[0])
         wanted = deciding(group)
         draft: Draft | None = None
         if not wanted:
@@ -79,7 +84,49 @@ class ByFunction:
                 return self._outcome(draft, version, draft.read_at)
         return await self._commit(slot, attempt, draft)
 
-    async def _commit(self, slot: Slot, attempt: CommitAttempt, draft: Draft) -> Attempted:
+    async def _commit_long(self, slot: Slot, attempt: CommitAttempt, batch: Batch) -> Attempted:
+        """Commit a long batch, which is alone in its group: it is read and settled part by part, from one snapshot."""
+        long = LongDraft(self._estimated_now())
+        async with AsyncExitStack() as stack:
+            at: Transaction | None = None
+            for part in divided(batch):
+                if long.gathered.refuses(part):
+                    break
+                wanted = deciding([part])
+                if wanted and at is None:
+                    at = await stack.enter_async_context(slot.transaction(SNAPSHOT))
+                    _, long.read_at = await self._counter(at)
+                if (draft := await self._settled_part(at, part, wanted, long.read_at)) is None:
+                    return LostRace.CHANGED
+                long.add(draft)
+                await asyncio.sleep(0)
+            verdict = long.gathered.verdict
+            if not isinstance(verdict, Committed):
+                version, _ = await self._counter(at or slot)
+                return Outcome([verdict], version, version)
+        await long.finish()
+        attempted = await self._commit(slot, attempt, long)
+        self.counters.clear()
+        return attempted
+
+    async def _counter(self, at: Slot | Transaction) -> tuple[int, int]:
+        """The version counter and the time."""
+        version, now = self._server.counter_row(await at.fetch(READ_VERSION, self._server.now()))
+        return version, now
+
+    async def _settled_part(
+        self, at: Transaction | None, part: Batch, wanted: Mapping[Address, bool], now: int
+    ) -> Draft | None:
+        """A part of a long batch as settled from what is stored; None if a row has changed meanwhile."""
+        if at is None or not wanted:
+            return settled_draft([part], {}, wanted, {}, now)
+        if (found := await self._load(at, wanted, now)) is None:
+            return None
+        draft = settled_draft([part], found.current, wanted, found.stamps, now)
+        shown = unread(draft.settled)
+        return await self._with_values(at, draft, shown) if shown else draft
+
+    async def _commit(self, slot: Slot, attempt: CommitAttempt, draft: Draft | LongDraft) -> Attempted:
         """Commit a settled group, unless something has changed since it was settled."""
         base, now = await self.call(slot, attempt, draft)
         match base:
@@ -97,7 +144,8 @@ class ByFunction:
                 self._server.note_wrong_isolation()
                 return LostRace.REFUSED
         self._note_time(now)
-        self.counters.note(draft, base, now)
+        if isinstance(draft, Draft):
+            self.counters.note(draft, base, now)
         return self._outcome(draft, base, now)
 
     def _estimated_now(self) -> int:
@@ -111,7 +159,9 @@ class ByFunction:
         if self._server.clock is None:
             self._clock.set(now)
 
-    def _outcome(self, draft: Draft, base: int, now: int) -> Outcome:
+    def _outcome(self, draft: Draft | LongDraft, base: int, now: int) -> Outcome:
+        if isinstance(draft, LongDraft):
+            return draft.completed(base, now)
         return draft.completed(base, now, with_changes=self._wants_changes())
 
     async def _read(self, slot: Slot, wanted: Mapping[Address, bool]) -> "_Loaded | None":
@@ -120,12 +170,15 @@ class ByFunction:
         It leaves out the version counter, which takes as long to read as half of the rows. The function compares rows
         and expiries with what was read.
         """
-        found = _Loaded(self._estimated_now(), {}, {})
+        return await self._load(slot, wanted, self._estimated_now())
+
+    async def _load(self, at: Slot | Transaction, wanted: Mapping[Address, bool], now: int) -> "_Loaded | None":
+        """What is stored at some keys, as of a time; None if a row has changed meanwhile."""
+        found = _Loaded(now, {}, {})
         for space, keys in by_space(wanted).items():
             layout = LAYOUTS[space]
-            rows = await slot.fetch(layout.load_heads, *layout.bind_keys(keys))
-            found.add(space, rows)
-        return await self._with_large(slot, found, wanted)
+            found.add(space, await at.fetch(layout.load_heads, *layout.bind_keys(keys)))
+        return await self._with_large(at, found, wanted)
 
     async def _read_moment(
         self, at: Slot | Transaction, wanted: Mapping[Address, bool]
@@ -143,7 +196,7 @@ class ByFunction:
                 found = _Loaded(moment, {}, {})
             found.add(space, [row[2:] for row in rows if row[2] is not None])
         if version is None:  # a group that is refused whatever is stored
-            version, moment = self._server.counter_row(await at.fetch(READ_VERSION, now))
+            version, moment = await self._counter(at)
             return version, _Loaded(moment, {}, {})
         complete = await self._with_large(at, found, wanted)
         return None if complete is None else (version, complete)
@@ -168,7 +221,7 @@ class ByFunction:
             return None
         return replace(draft, settled=with_values(draft.settled, values))
 
-    async def call(self, slot: Slot, attempt: CommitAttempt, draft: Draft) -> tuple[int, int]:
+    async def call(self, slot: Slot, attempt: CommitAttempt, draft: Draft | LongDraft) -> tuple[int, int]:
         server, rows = self._server, draft.arrays()
         arguments = self._arguments(attempt, draft, rows)
         connection = await slot.connected()
@@ -178,14 +231,16 @@ class ByFunction:
             if answer is None:
                 raise ConnectionError("the answer of a commit got lost")
         else:
-            names = tuple(arguments)
-            if (statement := self._calls.get(names)) is None:
-                statement = self._calls[names] = server.functions.call(rows, names)
+            call = draft.has_text, tuple(arguments)
+            if (statement := self._calls.get(call)) is None:
+                statement = self._calls[call] = server.functions.call(rows, call[1], has_text=call[0])
             [[answer]] = await slot.call(statement, *arguments.values())
         base, now = answer
         return base, now
 
-    def _arguments(self, attempt: CommitAttempt, draft: Draft, rows: Mapping[Space, Arrays]) -> dict[str, Any]:
+    def _arguments(
+        self, attempt: CommitAttempt, draft: Draft | LongDraft, rows: Mapping[Space, Arrays]
+    ) -> dict[str, Any]:
         """The arguments of the function: those of all groups, then those of the kinds of rows that this one has."""
         server = self._server
         names, values = server.transaction_settings()

@@ -52,6 +52,10 @@ class CounterCache:
         if len(newer) > limits.POSTGRES_CACHED_COUNTERS // 2:
             self._newer, self._older = {}, newer
 
+    def clear(self) -> None:
+        """Forget all: a long batch may have written any of them."""
+        self._newer, self._older = {}, {}
+
     def confirm(self) -> None:
         """A group that was settled from here was committed."""
         self._next_groups_to_read = 1

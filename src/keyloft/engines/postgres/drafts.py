@@ -5,7 +5,7 @@ the commit is marked by RELATIVE until the commit's time is known.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,6 +44,8 @@ class Draft(Struct, frozen=True):
     decided: Mapping[Address, bool]
     """The keys that decided something, and whether their values did."""
     stamps: Mapping[Address, str]
+    has_text: ClassVar = False
+    """Arrays of rows are lists, but for those of integers."""
 
     @property
     def versions(self) -> int:

@@ -376,15 +376,19 @@ class CommitFunctions(Struct, frozen=True):
         """The name of the function for a group of these spaces."""
         return f"{self.name}{_SINGLE.get(frozenset(spaces), '')}"
 
-    def call(self, spaces: Iterable[Space], names: Iterable[str]) -> str:
-        """The statement that calls one with these arguments bound; arrays of integers as text."""
-        bound = [f"{name} => {_bound(name, at)}" for at, name in enumerate(names, 1)]
+    def call(self, spaces: Iterable[Space], names: Iterable[str], *, has_text: bool = False) -> str:
+        """The statement that calls one with these arguments bound; arrays of integers as text.
+
+        With `has_text`, the same holds for all arrays of rows.
+        """
+        bound = [f"{name} => {_bound(name, at, has_text=has_text)}" for at, name in enumerate(names, 1)]
         return f"SELECT {self.name_for(spaces)}({', '.join(bound)})"
 
 
-def _bound(name: str, at: int) -> str:
+def _bound(name: str, at: int, *, has_text: bool) -> str:
     kind = TYPES[name]
-    return f"${at}::text::{kind}" if kind in ("bigint[]", "int[]") else f"${at}::{kind}"
+    is_text = kind in ("bigint[]", "int[]") or (has_text and name not in _COMMON)
+    return f"${at}::text::{kind}" if is_text else f"${at}::{kind}"
 
 
 @cache

@@ -43,13 +43,14 @@ def literal(value: Any) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, (list, tuple)):
-        return _quoted("{" + ",".join([_element(each) for each in value]) + "}")
+        return _quoted("{" + ",".join([element(each) for each in value]) + "}")
     if isinstance(value, bytes):
         return _quoted(rf"\x{value.hex()}")
     return _quoted(value) if isinstance(value, str) else str(value)
 
 
-def _element(value: Any) -> str:
+def element(value: Any) -> str:
+    """A value as the text of an array has it."""
     if value is None:
         return "NULL"
     if isinstance(value, bytes):

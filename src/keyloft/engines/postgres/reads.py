@@ -203,9 +203,10 @@ class PostgresReads:
         """The answers to all requests, from one snapshot."""
         if not asks:
             return []
-        space = getattr(asks[0], "space", None)
-        if all([type(ask) is Get and ask.space is space and not ask.include_expired for ask in asks]):
-            return await self.points.read(cast("Space", space), cast("Sequence[Get]", asks))
+        if len(asks) > limits.SCAN_ROWS:
+            return await self._on_connection(lambda slot: self._answer_many(slot, asks))
+        if (space := _space_of_gets(asks)) is not None:
+            return await self.points.read(space, cast("Sequence[Get]", asks))
         return await self._on_connection(lambda slot: self._answer(slot, asks))
 
     async def counter(self) -> tuple[int, int]:
@@ -247,18 +248,45 @@ class PostgresReads:
         async with slot.transaction(_COUNTING if counts else SNAPSHOT) as transaction:
             return await self._answer_at(transaction, asks, now)
 
+    async def _answer_many(self, slot: Slot, asks: Sequence[Ask]) -> list[Any]:
+        """The answers to thousands of requests, from one snapshot: a slice at a time, so that other tasks run, too."""
+        now, some_at_once = self._server.now(), limits.POSTGRES_KEYS_PER_READ
+        answers, version = list[Any](), 0
+        async with slot.transaction(SNAPSHOT) as transaction:
+            for first in range(0, len(asks), some_at_once):
+                some = await self._answer_at(transaction, asks[first : first + some_at_once], now)
+                answers += some
+                version = some.version if isinstance(some, SnapshotAnswers) else version
+        return _shown(version, answers) if version else answers
+
     async def _answer_at(self, at: Slot | Transaction, asks: Sequence[Ask], now: int | None) -> list[Any]:
         if not self._shows_version or not all([type(ask) in (Get, Scan) for ask in asks]):
-            return [await _answer_one(self._server, at, ask, now) for ask in asks]
+            return await self._answers(at, asks, now)
         beside = _BesideCounter(at)
-        answers = [await _answer_one(self._server, beside, ask, now) for ask in asks]
+        answers = await self._answers(beside, asks, now)
         return _shown(beside.version, answers)
+
+    async def _answers(self, at: _Fetching, asks: Sequence[Ask], now: int | None) -> list[Any]:
+        if len(asks) == 1 or (space := _space_of_gets(asks)) is None:
+            return [await _answer_one(self._server, at, ask, now) for ask in asks]
+        layout, gets = LAYOUTS[space], cast("Sequence[Get]", asks)
+        rows = await at.fetch(layout.gets, now, *layout.bind_keys([get.key for get in gets]))
+        found = layout.found(rows)
+        return [found.get(get.key) for get in gets]
 
     async def aclose(self) -> None:
         await self.points.aclose()
         self._closed = True
         for slot in self._slots:
             slot.abandon()
+
+
+def _space_of_gets(asks: Sequence[Ask]) -> Space | None:
+    """The space of gets of live entries; None if there are other requests, or those of several spaces."""
+    space = getattr(asks[0], "space", None)
+    if all([type(ask) is Get and ask.space is space and not ask.include_expired for ask in asks]):
+        return cast("Space", space)
+    return None
 
 
 async def _answer_one(server: PostgresServer, at: _Fetching, ask: Ask, now: int | None) -> Any:
