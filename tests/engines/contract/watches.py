@@ -203,6 +203,28 @@ class WatchContract:
             key: b'"v"' for number in range(30) for key in (b"k%02d" % number, b"l%02d" % number) if key != b"k29"
         }
 
+    async def test_all_up_to_where_a_watch_has_reported_to_was_reported(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also in the midst of the changes of a long commit, or of a group of commits."""
+        read_the_log_in_small_slices(monkeypatch)
+        everything, woken = Scan(A, START, END, 1), asyncio.Event()
+        watch, log = engine.watch(everything), engine.follow(everything, woken=woken.set)
+        batches = [[put(b"%d-%04d" % (batch, number)) for number in range(250)] for batch in range(5)]
+        batches.append([put(b"long-%04d" % number) for number in range(1250)])
+        writing = asyncio.gather(*[write(engine, *batch) for batch in batches])
+        seen, taken_of_log = set[Key](), set[Key]()
+        states: list[tuple[int, set[Key]]] = []
+        while len(seen) < 2500:
+            seen |= {change.key for change in await next_of(watch)}
+            taken_of_log |= {change.key for change in await log.take()}
+            states += [(watch.reported_to or 0, seen.copy()), (log.reached or 0, taken_of_log.copy())]
+        versions = {
+            put_.key: done.version for batch, done in zip(batches, await writing, strict=True) for put_ in batch
+        }
+        for reported_to, keys in states:
+            assert not {key for key, version in versions.items() if version <= reported_to} - keys
+
     async def test_a_watch_that_is_continued_misses_no_expiry_that_was_noticed_late(
         self, engine: Engine, clock: ManualClock
     ) -> None:

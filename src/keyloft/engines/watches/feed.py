@@ -25,6 +25,7 @@ from keyloft.core.records import (
     Get,
     Latest,
     LogPosition,
+    LogSlice,
     Scan,
     Space,
 )
@@ -64,6 +65,9 @@ class ChangeFeed(ProcessBound):
         self.slices = SharedSlices(reader)
         self.position: LogPosition | None = None
         """How far the log was dispatched; None until the first watch has started."""
+        self.dispatched_to = -1
+        """The last version of which all changes were dispatched: those of a position's version may have further parts.
+        """
         self.expired_to: dict[Space, int] = {}
         """For each watched space, up to which moment expiries were dispatched."""
         # Strong while a task waits in a watch: nothing else may refer to that task, and it must not be collected.
@@ -88,7 +92,7 @@ class ChangeFeed(ProcessBound):
 
     @property
     def last_version(self) -> int:
-        """The last version that was dispatched."""
+        """The last version of which changes were dispatched, perhaps not yet all of them."""
         return -1 if self.position is None else self.position.version
 
     def watch(self, asks: tuple[Get | Scan, ...], since: int | None, start: Start | None) -> EngineWatch[Change]:
@@ -122,7 +126,7 @@ class ChangeFeed(ProcessBound):
     def _register(self, watch: EngineWatch[Any], asks: tuple[Get | Scan, ...], start: Start | None) -> None:
         with self.lock:
             if not self._interest:
-                self.position, self.expired_to = None, {}
+                self.position, self.dispatched_to, self.expired_to = None, -1, {}
             watch.registration = self._interest.add(watch, asks)
             if start is not None:
                 self.started(watch, start)
@@ -130,7 +134,7 @@ class ChangeFeed(ProcessBound):
     def started(self, watch: EngineWatch[Any], start: Start) -> None:
         """The engine knows from where on this watch reports."""
         if self.position is None:
-            self.position = LogPosition(start.version)
+            self._stand_at(start.version)
         for space in watch.registration.spaces:
             if space not in self.expired_to:
                 self.expired_to[space] = start.at
@@ -169,6 +173,18 @@ class ChangeFeed(ProcessBound):
             task.cancel()
         self._woken.set()  # a thread can't be cancelled
 
+    def _stand_at(self, version: int) -> None:
+        """All changes up to this version were dispatched."""
+        self.position, self.dispatched_to = LogPosition(version), version
+
+    def _stand_after(self, piece: LogSlice) -> None:
+        """This slice of the log was dispatched. The rest of its last version may be in the next one."""
+        self.position = piece.end
+        if piece.is_last:
+            self.dispatched_to = piece.end.version
+        elif piece.changes:
+            self.dispatched_to = max(self.dispatched_to, piece.changes[-1].version - 1)
+
     # What happened
 
     def committed(self, outcome: Outcome) -> None:
@@ -187,7 +203,7 @@ class ChangeFeed(ProcessBound):
             for change in outcome.changes:
                 if calls > limits.WATCH_INLINE_CALLS:
                     # The rest is read from the log, in slices; what this version has changed so far is reported once.
-                    self.position = LogPosition(change.version - 1)
+                    self._stand_at(change.version - 1)
                     self.observe(outcome.version_after)
                     break
                 watches = of(change.space, change.key)
@@ -195,7 +211,7 @@ class ChangeFeed(ProcessBound):
                 for watch in watches:
                     watch.changed(change)
             else:
-                self.position = LogPosition(outcome.version_after)
+                self._stand_at(outcome.version_after)
             if outcome.next_expiry is not None:
                 self._expect(outcome.next_expiry)
         else:
@@ -267,7 +283,7 @@ class ChangeFeed(ProcessBound):
                         if woken >= limits.WATCHES_WOKEN_AT_ONCE or calls >= limits.WATCH_INLINE_CALLS:
                             woken = calls = 0
                             await asyncio.sleep(0)
-                    self.position = piece.end
+                    self._stand_after(piece)
                     if any([change.kind in _MOVES_EXPIRY for change in piece.changes]):
                         self._check_expiries = True
                     if piece.is_last:
@@ -307,14 +323,14 @@ class ChangeFeed(ProcessBound):
             for watch in self._interest.watches():
                 watch.fail(error)
             [latest] = await self.reader.read(Latest())
-            self.position = LogPosition(latest)
+            self._stand_at(latest)
 
     def _start_again(self, gone: HistoryGone) -> None:
         """The log was trimmed behind this reader's back: watches of ranges fail, watches of keys read again."""
         with self.lock:
             for watch in self._interest.watches():
                 watch.lost(gone)
-            self.position = LogPosition(gone.latest)
+            self._stand_at(gone.latest)
             self._must_read = self._check_expiries = True
             self._woken.set()
 

@@ -39,7 +39,7 @@ class KeyWatch(EngineWatch[Change]):
         if self._since is not None and not await self._has_changed(self._since):
             self._since = None
             return []
-        reached = self._feed.last_version
+        reached = self._feed.dispatched_to
         records = await self._feed.reader.read(*self._gets)
         self.reported_to = max(reached, self.reported_to or 0)
         state = [None if record is None else (record.version, record.expires_at) for record in records]

@@ -293,10 +293,11 @@ class LogFollowingWatch(EngineWatch[T]):
         if self._backlog is not None:
             return await self._read_backlog(self._backlog)
         taken, self._pending = self._pending, {}
-        position, now = self._feed.position, self._feed.expired_to.get(self._space, 0)
+        position, reached = self._feed.position, self._feed.dispatched_to
+        now = self._feed.expired_to.get(self._space, 0)
         try:
             ordered = self._ordered(taken.values())
-            changes, count = await self._report(ordered, self._feed.last_version)
+            changes, count = await self._report(ordered, reached)
         except BaseException:
             self._pending = taken | self._pending
             raise
@@ -305,11 +306,12 @@ class LogFollowingWatch(EngineWatch[T]):
         if count < len(ordered):
             self._pending = {self._slot(change): change for change in ordered[count:]} | self._pending
             self._woken.set()
-            whole = _last_whole(ordered, count)
-            position = None if whole is None else LogPosition(whole)
+            if (whole := _last_whole(ordered, count)) is None:
+                return changes
+            position, reached = LogPosition(whole), whole
         if position is not None:
             self._drained, self._drained_at = position, now
-            self.reported_to = max(position.version, self.reported_to or 0)
+            self.reported_to = max(reached, self.reported_to or 0)
         return changes
 
     async def _read_backlog(self, backlog: _Backlog) -> list[T]:
