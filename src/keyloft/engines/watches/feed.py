@@ -249,9 +249,15 @@ class ChangeFeed(ProcessBound):
                 return
             except DatabaseError as error:
                 logger.warning("reading the change log for watches failed, retrying: %s", error)
-                self._must_read = self._check_expiries = True
-                self._woken.set()
-                await self.waiting.sleep(limits.WATCH_POLL_SECONDS)
+                await self._try_again_after(limits.WATCH_POLL_SECONDS)
+            except Exception:  # no one else would notice that this task has ended, and watches would wait for ever
+                logger.exception("reading the change log for watches failed unexpectedly, retrying")
+                await self._try_again_after(limits.WATCH_CHECK_SECONDS)
+
+    async def _try_again_after(self, seconds: float) -> None:
+        self._must_read = self._check_expiries = True
+        self._woken.set()
+        await self.waiting.sleep(seconds)
 
     async def _read_what_is_new(self) -> None:
         try:
@@ -296,8 +302,8 @@ class ChangeFeed(ProcessBound):
         upcoming: list[int] = []
         self._expected_meanwhile = None
         for space in self._interest.spaces():
-            while True:
-                after = self.expired_to[space]
+            # Without a moment, no watch of the space has started yet: the first that does lets them be read.
+            while (after := self.expired_to.get(space)) is not None:
                 [page] = await self.reader.read(Due(space, after, limits.WATCH_DUE_KEYS))
                 if page.is_last and page.up_to < after:
                     # The clock was set back: what expired by it since then may be reported a second time.
@@ -308,10 +314,9 @@ class ChangeFeed(ProcessBound):
                         watch.expired(key)
                 self.expired_to[space] = page.up_to
                 if page.is_last:
+                    upcoming += [] if page.next_expiry is None else [page.next_expiry]
                     break
                 await asyncio.sleep(0)
-            if page.next_expiry is not None:
-                upcoming.append(page.next_expiry)
         if self._expected_meanwhile is not None:
             upcoming.append(self._expected_meanwhile)
         self._set_timer(min(upcoming, default=None))

@@ -1,0 +1,59 @@
+"""What keeps a watch from reporting keeps no other from it: one that has yet to start, a read that fails."""
+
+import asyncio
+
+import pytest
+
+from keyloft import ManualClock
+from keyloft.core.records import Batch, Change, Scan, Space
+from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.watches.feed import ChangeFeed
+from keyloft.engines.watches.starting import WatchStarter
+from tests.support.postgres_commits import opened, put
+
+
+async def test_a_watch_that_has_not_started_keeps_no_other_from_reporting(
+    emptied_postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(self: WatchStarter, watch: object) -> None:
+        await asyncio.Event().wait()
+
+    async def changed() -> list[bytes]:
+        async with asyncio.timeout(30):
+            changes: list[Change] = await anext(watch)
+            return [change.key for change in changes]
+
+    async with opened(emptied_postgres_url, clock) as engine, opened(emptied_postgres_url, clock) as other:
+        watch = engine.watch(Scan(Space.TUPLES, b"\x00", b"\xff", 1))
+        await engine.commit(Batch((put(b"expiring", expire_in=1000),)))
+        assert await changed() == [b"expiring"]
+        monkeypatch.setattr(WatchStarter, "_start", never)
+        engine.watch(Scan(Space.SEMANTIC, b"\x00", b"\xff", 1))
+        clock.advance(2)
+        assert await changed() == [b"expiring"]
+        await other.commit(Batch((put(b"foreign"),)))
+        assert await changed() == [b"foreign"]
+
+
+async def test_watches_survive_an_unexpected_failure_of_the_feed(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("keyloft.limits.WATCH_CHECK_SECONDS", 0.001)
+    read, failures = ChangeFeed._read_what_is_new, [RuntimeError("unexpected")]
+
+    async def failing_once(self: ChangeFeed) -> None:
+        if failures:
+            raise failures.pop()
+        await read(self)
+
+    monkeypatch.setattr(ChangeFeed, "_read_what_is_new", failing_once)
+    engine = MemoryEngine(clock)
+    watch = engine.watch(Scan(Space.TUPLES, b"\x00", b"\xff", 1))
+    await engine.commit(Batch((put(b"expiring", expire_in=1000),)))
+    assert [change.key for change in await anext(watch)] == [b"expiring"]
+    while "unexpectedly" not in caplog.text:
+        await asyncio.sleep(0)
+    clock.advance(2)
+    async with asyncio.timeout(30):
+        assert [change.record for change in await anext(watch)] == [None]
+    await engine.aclose()
