@@ -195,6 +195,32 @@ async def test_a_checkpoint_that_a_reader_prevents_is_not_tried_at_each_commit(
 
 
 @pytest.mark.usefixtures("counting")
+async def test_commits_before_an_incomplete_checkpoint_do_not_make_later_ones_count_as_small(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise writers wait for a checkpoint, half-way through a sweep for example."""
+    monkeypatch.setattr("keyloft.limits.CHECKPOINT_QUIET_SECONDS", 60.0)
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
+    connection = counting_connection(engine)
+    for number in range(15):
+        await write(engine, put(b"k", b"%d" % number))
+    reader = apsw.Connection(str(tmp_path / "app.db"))
+    reader.execute("BEGIN")
+    reader.execute("SELECT 1 FROM keyloft_changes").fetchall()
+    while not connection.checkpoints:
+        await write(engine, put(b"k"))
+    await engine.wait_for_jobs()
+    reader.execute("ROLLBACK")
+    checkpoints = connection.checkpoints
+    for number in range(10):
+        await write(engine, *[put(b"%d" % key, b"%d" % number * 2000) for key in range(100)])
+    await engine.wait_for_jobs()
+    assert connection.checkpoints == checkpoints
+    reader.close()
+    await engine.aclose()
+
+
+@pytest.mark.usefixtures("counting")
 async def test_a_checkpoint_that_fails_delays_no_writer(
     clock: ManualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

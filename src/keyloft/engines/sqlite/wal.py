@@ -37,6 +37,9 @@ class WriteAheadLog:
         self._loop = asyncio.get_running_loop()
         self._pages_left = 0
         self._commits = 0
+        """Since the last checkpoint, complete or not."""
+        self._left_over = 0
+        """How many pages that checkpoint has left."""
         self._last_commit = 0.0
         self._not_before = 0.0
         self._incomplete = 0
@@ -49,11 +52,12 @@ class WriteAheadLog:
             return  # a checkpoint waits for the thread
         pages, checkpointed = self._length()
         self._pages_left = left = pages - checkpointed
+        self._left_over = min(self._left_over, left)  # another process may have checkpointed since
         due, due_after_small = limits.CHECKPOINT_PAGES, limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS
         if left < min(limits.CHECKPOINT_QUIET_PAGES, due, due_after_small):
             return
         now = self._last_commit = self._loop.time()
-        commits_were_small = left <= self._commits * limits.CHECKPOINT_SMALL_COMMIT_PAGES
+        commits_were_small = left - self._left_over <= self._commits * limits.CHECKPOINT_SMALL_COMMIT_PAGES
         if left >= (min(due, due_after_small) if commits_were_small else due) and now >= self._not_before:
             self._start()
         else:
@@ -88,23 +92,24 @@ class WriteAheadLog:
     def _start(self) -> None:
         self._writing.lend(self._checkpoint, self._finished)
 
-    def _checkpoint(self) -> bool:
-        """Returns whether all pages were checkpointed."""
+    def _checkpoint(self) -> int:
+        """Returns how many pages are left: all of them if it has failed."""
         try:
             # A long reader has let the WAL grow beyond its limit: give the space back, now that it has left.
             is_oversized = self._pages_left > 2 * limits.CHECKPOINT_PAGES
             mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_oversized else apsw.SQLITE_CHECKPOINT_PASSIVE
             pages, checkpointed = self._connection.wal_checkpoint(mode=mode)
-            return pages == checkpointed
+            return pages - checkpointed
         except apsw.Error as error:
             logger.debug("a checkpoint failed, retrying later: %s", self._file.explain(error, self._connection))
         except Exception:
             logger.exception("a checkpoint failed, retrying later")
-        return False
+        return max(1, self._pages_left)
 
-    def _finished(self, is_complete: bool) -> None:
-        if is_complete:
-            self._pages_left = self._commits = self._incomplete = 0
+    def _finished(self, left: int) -> None:
+        self._commits, self._left_over = 0, left
+        if not left:
+            self._pages_left = self._incomplete = 0
             self._not_before = 0.0
         else:
             # A reader needs the WAL, another process checkpoints it, or the disk is full: nothing is lost. A read that

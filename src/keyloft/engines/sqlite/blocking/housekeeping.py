@@ -34,6 +34,9 @@ class Housekeeping:
         self._last_use = 0.0
         """When a group was last committed, or this thread was woken."""
         self._pages_left = self._commits = 0
+        """Of the write-ahead log, pages that are not checkpointed, and commits since the last checkpoint."""
+        self._left_over = 0
+        """How many pages the last checkpoint has left."""
         self._is_measured = True
         self._incomplete = 0
         self._not_before = 0.0
@@ -153,7 +156,8 @@ class Housekeeping:
                 shared.is_in_use = False
 
     def _is_due(self) -> bool:
-        are_small = self._pages_left <= self._commits * limits.CHECKPOINT_SMALL_COMMIT_PAGES
+        written = self._pages_left - min(self._left_over, self._pages_left)
+        are_small = written <= self._commits * limits.CHECKPOINT_SMALL_COMMIT_PAGES
         small, large = limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS, limits.CHECKPOINT_PAGES
         return self._pages_left >= (min(small, large) if are_small else large)
 
@@ -162,9 +166,10 @@ class Housekeeping:
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_oversized else apsw.SQLITE_CHECKPOINT_PASSIVE
         with self._using_connection():
             pages, checkpointed = self._shared.connection.wal_checkpoint(mode=mode)
-            self._pages_left = pages - checkpointed
+            self._pages_left = self._left_over = pages - checkpointed
+            self._commits = 0
             if not self._pages_left:
-                self._commits = self._incomplete = 0
+                self._incomplete = 0
                 return
         # A reader needs the log, or another process checkpoints it: nothing is lost.
         first, longest = limits.CHECKPOINT_RETRY_PAUSES
