@@ -158,6 +158,25 @@ def create_plugin_table(text: str, time: str, now: str) -> tuple[str, ...]:
     )
 
 
+def oldest_kept(may_go: str, rows: str) -> str:
+    """SQL: the version of the change log before which all is removed: that of the newest row that may go.
+
+    So many of the oldest rows are considered, and the first row of the second version: the oldest version may have more
+    rows than that.
+
+    Args:
+        may_go: SQL: whether a row may be removed, by its columns `at` and `size`.
+        rows: SQL: how many rows are considered.
+    """
+    log, in_order = schema.CHANGES_TABLE, "ORDER BY version, part LIMIT"
+    second = f"version > (SELECT version FROM {log} {in_order} 1)"
+    return (
+        f"SELECT max(version) FROM (SELECT * FROM (SELECT version, at, size FROM {log} {in_order} {rows}) AS oldest "
+        f"UNION ALL SELECT * FROM (SELECT version, at, size FROM {log} WHERE {second} {in_order} 1) AS second_version"
+        f") AS considered WHERE {may_go}"
+    )
+
+
 def create_all(layouts: Iterable[Layout], *own: str) -> tuple[str, ...]:
     """The statements that make Keyloft's tables in a database without them.
 

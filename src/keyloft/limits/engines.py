@@ -50,7 +50,7 @@ TRIM_EVERY: Final = 256
 """A commit that crosses a multiple of this many versions trims the change log."""
 
 TRIM_ROWS: Final = 2 * TRIM_EVERY
-"""How many rows of the change log one commit removes at most."""
+"""How many rows of the change log one commit removes at most, or those of one version."""
 
 TRIM_SPARED_SECONDS: Final = 120.0
 """On PostgreSQL, changes younger than this stay, however many: a commit whose reply was lost is looked up there."""

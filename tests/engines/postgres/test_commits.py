@@ -281,6 +281,24 @@ async def test_trimming_keeps_the_newest_row_and_gives_no_version_twice(postgres
     assert len(set(versions)) == len(versions) == 3200
 
 
+@pytest.mark.parametrize("by", ["function", "locking"])
+async def test_a_commit_with_more_rows_of_the_log_than_are_removed_at_once_is_trimmed(
+    postgres_url: str, clock: ManualClock, by: str
+) -> None:
+    async with opened(postgres_url, clock, by=by) as engine:
+        await engine.commit(Batch((put(b"k"),)))
+        query(
+            postgres_url,
+            "INSERT INTO keyloft_changes (version, part, base, at, size, changes) "
+            "SELECT version, number, base, at, size, changes FROM keyloft_changes, "
+            f"generate_series(1, {limits.TRIM_ROWS}) AS number WHERE version > 1",
+        )
+        for _ in range(4):
+            clock.advance(2 * limits.HISTORY_SECONDS)
+            await asyncio.gather(*[engine.commit(Batch((put(b"k"),))) for _ in range(limits.TRIM_EVERY)])
+        assert query(postgres_url, "SELECT count(*) FROM keyloft_changes WHERE part > 0") == [(0,)]
+
+
 async def test_what_a_lost_commit_may_ask_for_is_not_trimmed(postgres_url: str, clock: ManualClock) -> None:
     engine = await open_engine(postgres_url, clock)
     small = await PostgresEngine.open(engine.server, KeptHistory(seconds=0, mib=0))  # type: ignore[attr-defined]

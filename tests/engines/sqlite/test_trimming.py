@@ -161,6 +161,17 @@ async def test_a_log_of_large_commits_stays_within_its_bounds(tmp_path: Path) ->
     assert size < 2 * 1024 * 1024
 
 
+async def test_a_commit_with_more_rows_than_are_removed_at_once_is_trimmed(clock: ManualClock, tmp_path: Path) -> None:
+    engine = await opened(tmp_path / "app.db", clock, seconds=10)
+    await write(engine, *[put(b"k%05d" % number) for number in range(5000)])
+    assert len(logged(engine)) > 2 * limits.TRIM_ROWS
+    for _ in range(20):
+        await write(engine, put(b"k"))
+        clock.advance(10)
+    assert len(logged(engine)) < 2 * limits.TRIM_ROWS
+    await engine.aclose()
+
+
 async def test_a_damaged_row_of_the_log_ends_watches_with_an_error(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     async with keyloft.open(path) as kv:

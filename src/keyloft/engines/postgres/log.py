@@ -16,6 +16,7 @@ from keyloft.core import schema
 from keyloft.core.records import WHOLE, LogPosition, LogSlice
 from keyloft.core.schema import Row
 from keyloft.engines import change_log
+from keyloft.engines.tables import oldest_kept
 
 CHANNEL: Final = "keyloft"
 """The channel of NOTIFY that announces commits to other processes."""
@@ -118,7 +119,7 @@ FIND_COMMIT: Final = f"SELECT base, at, changes IS NOT NULL FROM {CHANGES} WHERE
 
 
 def trim(now: str, size: str, seconds: str, most_bytes: str) -> str:
-    """The statement that removes what the log need not keep: whole versions, TRIM_ROWS rows at most.
+    """The statement that removes what the log need not keep: whole versions, TRIM_ROWS rows or one version at most.
 
     The newest row that may go stays: `base` of the oldest row is then the oldest position that can be read. What a
     commit whose reply was lost may still ask for stays in any case.
@@ -130,11 +131,8 @@ def trim(now: str, size: str, seconds: str, most_bytes: str) -> str:
         most_bytes: SQL: how large it may grow.
     """
     spared = f"{now} - {round(1000 * limits.TRIM_SPARED_SECONDS)}"
-    return (
-        f"DELETE FROM {CHANGES} WHERE version < (SELECT max(version) FROM "
-        f"(SELECT version, at, size FROM {CHANGES} ORDER BY version, part LIMIT {limits.TRIM_ROWS}) AS oldest "
-        f"WHERE at < {spared} AND (at < {now} - {seconds} OR size <= {size} - {most_bytes}))"
-    )
+    may_go = f"at < {spared} AND (at < {now} - {seconds} OR size <= {size} - {most_bytes})"
+    return f"DELETE FROM {CHANGES} WHERE version < ({oldest_kept(may_go, str(limits.TRIM_ROWS))})"
 
 
 TRIM: Final = trim("$1::bigint", "$2::bigint", "$3::bigint", "$4::bigint")

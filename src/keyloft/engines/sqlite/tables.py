@@ -352,10 +352,7 @@ READ_LOG: Final = (
 """version, part, bytes, rows; selects the log after that position: one row, and as many more as have these bytes"""
 IS_LOGGED_AFTER: Final = f"SELECT EXISTS (SELECT 1 {_AFTER})"
 """version, part; selects whether the log goes on after that position"""
-TRIM_LOG: Final = (
-    f"DELETE FROM {CHANGES} WHERE version < (SELECT max(version) FROM "
-    f"(SELECT version, at, size FROM {CHANGES} ORDER BY version, part LIMIT ?3) WHERE at < ?1 OR size <= ?2)"
-)
+TRIM_LOG: Final = f"DELETE FROM {CHANGES} WHERE version < ({tables.oldest_kept('at < ?1 OR size <= ?2', '?3')})"
 """oldest time, oldest size, rows; the newest row that may go stays, and so do all rows of its version"""
 
 CREATE: Final = tables.create_all(
