@@ -6,7 +6,7 @@ import pytest
 
 from keyloft import ManualClock
 from keyloft.core.engine import Engine
-from keyloft.core.records import Delete, Get, Latest, Scan, Touch
+from keyloft.core.records import Delete, Get, Key, Latest, Scan, Touch
 from tests.engines.contract.calls import (
     END,
     START,
