@@ -60,6 +60,21 @@ def test_a_key_that_has_lost_its_end_does_not_change_others() -> None:
         keys.decode_many([keys.encode(("a",)), b"\x02b", keys.encode(("c", "d"))])
 
 
+@given(
+    st.sampled_from([b"\x02a\x00\x02", b"\x02", b"\x01\xff\x00\x02", b"\x02\x00\x02"]),
+    st.lists(st.text("\x00\x02a\xff", max_size=8).map(lambda text: text.encode("latin-1")), min_size=1, max_size=4),
+)
+def test_damaged_keys_decode_as_each_alone(head: bytes, tails: list[bytes]) -> None:
+    damaged = sorted(head + tail for tail in tails)
+    try:
+        each_alone = [keys.decode(each) for each in damaged]
+    except Undecodable:
+        with pytest.raises(Undecodable):
+            keys.decode_many(damaged)
+    else:
+        assert keys.decode_many(damaged) == each_alone
+
+
 @given(tuples, tuples)
 def test_a_prefix_covers_what_extends_it_and_nothing_else(prefix: TupleKey, key: TupleKey) -> None:
     start, end = keys.below(keys.encode_prefix(prefix))

@@ -18,7 +18,6 @@ import math
 import struct
 from collections.abc import Sequence
 from itertools import repeat
-from operator import itemgetter
 from typing import Final, TypeAlias
 
 from keyloft import limits
@@ -41,7 +40,6 @@ _DOUBLE, _BITS = struct.Struct(">d"), struct.Struct(">Q")
 _SIGN, _ALL_BITS = 2**63, 2**64 - 1
 _MOST_BETWEEN = limits.KEY_BYTES - 2
 """How many bytes a key may have between its first and its last one."""
-_last_byte = itemgetter(-1)
 _INVERT = bytes(255 - byte for byte in range(256))
 
 
@@ -192,14 +190,15 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
             if all([_ZERO <= encoded[end] <= _ZERO + 8 and len(encoded) == size + encoded[end] for encoded in many]):
                 numbers = [int.from_bytes(encoded[end + 1 :], "big") for encoded in many]
                 return list(zip(*map(repeat, parts), numbers, strict=False))
-    if many[0][-1:] == b"\x00":
+    if many[0][-1:] == many[-1][-1:] == FIRST:
         head = many[0][: -len(last.encode()) - 1] if type(last) is str else LAST
-        if many[-1].startswith(head) and set(map(_last_byte, many)) == {0}:
-            joined = b"".join(many)
-            # If what follows the head has one 00, at its end, in each of them, it is one text.
-            if joined.count(0) == len(many) * (head.count(0) + 1):
-                with contextlib.suppress(UnicodeDecodeError):
-                    texts = joined[len(head) : -1].replace(b"\x00" + head, b"\x00").decode().split("\x00")
+        # No text has FF in it. So if none is left between the texts, each key but the last was followed by one, and
+        # ended with 00; if there are no further 00, what follows the head is one text.
+        if many[-1].startswith(head) and LAST not in head:
+            with contextlib.suppress(UnicodeDecodeError):
+                joined = LAST.join(many)[len(head) : -1].replace(FIRST + LAST + head, FIRST).decode()
+                texts = joined.split("\x00")
+                if len(texts) == len(many):
                     return list(zip(*map(repeat, parts), texts, strict=False))
     return [decode(encoded) for encoded in many]
 

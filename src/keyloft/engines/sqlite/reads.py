@@ -230,7 +230,7 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
         case Scan():
             bindings = (moment, *layout.bind_range(ask.start, ask.end), ask.limit)
             page = layout.page(cursor.execute(layout.scan(ask), bindings).fetchall())
-            if layout.large is None or (int not in (kinds := set(map(type, page.values))) and type(None) not in kinds):
+            if layout.large is None or _are_bytes(page.values):
                 return page
             if not cursor.connection.in_transaction:
                 return _in_one_view(cursor, answer, ask, now)
@@ -244,6 +244,15 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
             rows = cursor.execute(layout.due, (moment, layout.bind_time(ask.after), ask.limit)).fetchall()
             return layout.due_page(rows, cursor.execute(layout.next_expiry, (moment,)).get, ask, now)
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
+
+
+def _are_bytes(values: Sequence[object]) -> bool:
+    """Whether all values of a page were read: there is no id of a large one among them, and no NULL."""
+    try:
+        b"".join(cast("Sequence[bytes]", values))  # in half the time that their types take
+    except TypeError:
+        return not {int, type(None)} & set(map(type, values))
+    return True
 
 
 def _with_large_values(cursor: apsw.Cursor, large: LargeValueTable, page: Page) -> Page:
