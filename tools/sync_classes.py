@@ -81,12 +81,12 @@ STORE: Final = GeneratedModule(
             first={
                 "update": "fn = plain_function(fn)",
                 "get": "if self.get_record is not None:\n"
-                "    record = self.get_record(Get(Space.TUPLES, encode(key)))\n"
+                "    record = self.get_record(encode(key))\n"
                 "    return entry_of(tuple(key), record, None if type is None else codec_of(type), default)",
                 "get_many": "if self.get_records is not None:\n"
                 "    wanted = several(keys)\n"
-                "    records = self.get_records([Get(Space.TUPLES, encode(key, ITEM)) for key in wanted])\n"
-                "    return entries_at(wanted, records, codec_or_none(type))",
+                "    found = self.get_records([encode(key, ITEM) for key in wanted])\n"
+                "    return entries_at(wanted, found, codec_or_none(type))",
                 "set": "if self.commit_batch is not None:\n"
                 "    due = expiry(expire_in, expire_at)\n"
                 "    return self.commit_batch(Batch((self._inner._set(key, value, type, due),))).version",
@@ -94,9 +94,9 @@ STORE: Final = GeneratedModule(
             added='''
 loop_side: LoopSide | None = None
 """What `on_a_loop` opens, if the store itself has no event loop."""
-get_record: Callable[[Get], Record | None] | None = None
+get_record: Callable[[bytes], Record | None] | None = None
 """What `get` reads with, if its engine can do so without a coroutine."""
-get_records: Callable[[Sequence[Get]], Sequence[Record | None]] | None = None
+get_records: Callable[[Sequence[bytes]], Page | list[Record | None]] | None = None
 """The same for `get_many`."""
 commit_batch: Callable[[Batch], Committed] | None = None
 """The same for what `set` commits, a batch without checks."""
@@ -210,9 +210,8 @@ HOMES: Final = {
     "Callable": "collections.abc",
     "Sequence": "collections.abc",
     "entries_at": "keyloft.tuples.entries",
-    "Get": "keyloft.core.records",
+    "Page": "keyloft.core.records",
     "Record": "keyloft.core.records",
-    "Space": "keyloft.core.records",
     "LoopSide": "keyloft.tuples.sync.loop_side",
     "Engine": "keyloft.core.engine",
     "LoopThread": "keyloft.core.drivers",

@@ -33,6 +33,7 @@ from keyloft.tuples.expiries import UNSET, expiry, new_expiry
 from keyloft.tuples.named import InnerEngine, key_maker, origin
 
 _MISSING: Any = object()
+_TUPLES = Space.TUPLES  # Python 3.11 takes long to find it in its class
 
 
 class CommitResult(Struct, frozen=True):
@@ -92,7 +93,7 @@ class Atomic:
             raise InvalidArgument("check: pass an entry alone, or a key and a versionstamp (None: nothing is stored)")
         if versionstamp is not None and type(versionstamp) is not int:
             raise InvalidArgument(f"versionstamp: expected an int or None, got {type(versionstamp).__name__}")
-        self._checks.append(Check(Space.TUPLES, keys.encode(key), versionstamp))
+        self._checks.append(Check(_TUPLES, keys.encode(key), versionstamp))
         return self
 
     def _check_origin(self, key: TupleKey) -> None:
@@ -114,7 +115,7 @@ class Atomic:
     ) -> "Atomic":
         """Store a value; without `expire_in` or `expire_at` it never expires."""
         data, encoding = typed.encode(value, type, self._max_value_bytes)
-        return self._add(Set(Space.TUPLES, keys.encode(key), data, encoding, *expiry(expire_in, expire_at)))
+        return self._add(Set(_TUPLES, keys.encode(key), data, encoding, *expiry(expire_in, expire_at)))
 
     def append(
         self,
@@ -147,17 +148,17 @@ class Atomic:
         relative, moment = expiry(expire_in, expire_at)
         self._appends[before] = number + 1
         self._appended.append((tuple(prefix), after))
-        return self._add(Append(Space.TUPLES, before, data, encoding, relative, suffix, moment))
+        return self._add(Append(_TUPLES, before, data, encoding, relative, suffix, moment))
 
     def delete(self, key: KeyLike) -> "Atomic":
         """Remove an entry, if there is one."""
-        return self._add(Delete(Space.TUPLES, keys.encode(key)))
+        return self._add(Delete(_TUPLES, keys.encode(key)))
 
     def touch(
         self, key: KeyLike, *, expire_in: float | timedelta | None = UNSET, expire_at: datetime | None = None
     ) -> "Atomic":
         """Give an entry another expiry, or with `expire_in=None` no expiry; nothing happens where there is none."""
-        return self._add(Touch(Space.TUPLES, keys.encode(key), *new_expiry(expire_in, expire_at)))
+        return self._add(Touch(_TUPLES, keys.encode(key), *new_expiry(expire_in, expire_at)))
 
     def sum(
         self,
@@ -172,7 +173,7 @@ class Atomic:
         An absent counter begins at 0 and expires as asked; one that exists keeps the expiry it has.
         """
         number = check_number("operand of sum", operand, -limits.U64_MAX)
-        return self._add(Sum(Space.TUPLES, keys.encode(key), number, *expiry(expire_in, expire_at)))
+        return self._add(Sum(_TUPLES, keys.encode(key), number, *expiry(expire_in, expire_at)))
 
     def min(
         self,
@@ -184,7 +185,7 @@ class Atomic:
     ) -> "Atomic":
         """Lower a U64 counter to the operand; an absent one becomes the operand. Expiry as with `sum`."""
         number = check_number("operand of min", operand)
-        return self._add(Min(Space.TUPLES, keys.encode(key), number, *expiry(expire_in, expire_at)))
+        return self._add(Min(_TUPLES, keys.encode(key), number, *expiry(expire_in, expire_at)))
 
     def max(
         self,
@@ -196,7 +197,7 @@ class Atomic:
     ) -> "Atomic":
         """Raise a U64 counter to the operand; an absent one becomes the operand. Expiry as with `sum`."""
         number = check_number("operand of max", operand)
-        return self._add(Max(Space.TUPLES, keys.encode(key), number, *expiry(expire_in, expire_at)))
+        return self._add(Max(_TUPLES, keys.encode(key), number, *expiry(expire_in, expire_at)))
 
     async def commit(self) -> CommitResult:
         """Write all of it, or nothing: then `ok` is False, and `conflicts` are the entries at the failed checks.

@@ -30,6 +30,7 @@ _EXACT_MILLISECONDS = 2**33 * 1000
 """Up to this moment, in the year 2242, a float holds a time in seconds with an error below half a microsecond."""
 _from_timestamp = datetime.fromtimestamp
 _expiry_times: dict[int, datetime] = {}
+_decode_json = values.decode_json
 
 
 _IN_JSON = {"key": list[Any], "value": Any, "versionstamp": int | None, "expires_at": str | None}
@@ -97,14 +98,12 @@ def entry_of(key: TupleKey, record: Record | None, codec: Codec | None = None, d
     """The entry at a key, decoded; where nothing is stored, one with the default for its value."""
     if record is None:
         return Entry(key, default)
-    due = record.expires_at
+    due, encoding = record.expires_at, record.encoding
     try:
         if codec is not None:
-            value = codec.decode(record.value, record.encoding)
+            value = codec.decode(record.value, encoding)
         else:
-            value = (
-                values.decode(record.value, record.encoding) if record.encoding else values.decode_json(record.value)
-            )
+            value = values.decode(record.value, encoding) if encoding else _decode_json(record.value)
         if due is None:
             return Entry(key, value, record.version)
         return Entry(key, value, record.version, _expiry_times.get(due) or _expiry_time(due))
@@ -116,27 +115,28 @@ def entry_of(key: TupleKey, record: Record | None, codec: Codec | None = None, d
 
 def entries_at(
     wanted: Sequence[KeyLike],
-    records: Sequence[Record | None],
+    found: Page | Sequence[Record | None],
     codec: Codec | None = None,
     make_key: Callable[[KeyLike], TupleKey] = tuple,
 ) -> list[Entry]:
-    """The entries at several keys, decoded.
+    """The entries at several keys, decoded; a page has one for each key, of JSON that never expires.
 
     Raises:
         Undecodable: One of them is damaged.
     """
     if codec is None:
         # Most calls find small JSON without an expiry at every key (`scripts/bench peers`, row «get_many of 10»).
-        data = [
-            record.value
-            for record in records
-            if record is not None and not record.encoding and record.expires_at is None
-        ]
+        if type(found) is Page:
+            data, versions = found.values, found.versions
+        else:
+            records = [
+                record for record in found if record is not None and not record.encoding and record.expires_at is None
+            ]
+            data, versions = [record.value for record in records], [record.version for record in records]
         if len(data) == len(wanted) and data and len(max(data, key=len)) < limits.GC_PAUSE_BYTES:
             with suppress(Undecodable):
-                versions = [record.version for record in records if record is not None]
                 return list(map(Entry, map(make_key, wanted), values.decode_json_many(data), versions))
-    return [entry_of(make_key(key), record, codec) for key, record in zip(wanted, records, strict=True)]
+    return [entry_of(make_key(key), record, codec) for key, record in zip(wanted, found, strict=True)]
 
 
 def _expiry_time(due: int) -> datetime:

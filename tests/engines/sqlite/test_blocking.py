@@ -133,7 +133,7 @@ def test_what_reaches_a_closed_engine_late_is_refused_as_closed(clock: ManualClo
     for late in (
         lambda: run_to_end(engine.commit(Batch((put(b"k"),)))),
         lambda: run_to_end(engine.read(get, get)),
-        lambda: engine.get(get),
+        lambda: engine.get(get.key),
     ):
         with pytest.raises(Closed):
             late()
@@ -146,7 +146,7 @@ def test_the_error_of_a_failed_read_names_its_cause(clock: ManualClock, tmp_path
     engine = opened(tmp_path / "app.db", clock)
     engine.connection.execute(f"ALTER TABLE {schema.TUPLE_TABLE} RENAME TO others")
     get = Get(Space.TUPLES, b"k")
-    for read in (lambda: engine.get(get), lambda: run_to_end(engine.read(get, get))):
+    for read in (lambda: engine.get(get.key), lambda: run_to_end(engine.read(get, get))):
         with pytest.raises(DatabaseError) as failed:
             read()
         assert isinstance(failed.value.__cause__, apsw.Error)

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple, cast
+from typing import Any, Final, TypeVar, TypeVarTuple, cast
 from zlib import adler32
 
 import apsw
@@ -31,7 +31,7 @@ from keyloft.core.records import (
     Usage,
 )
 from keyloft.core.schema import READ_STORE_ID, Row, lost_counter, lost_store_id
-from keyloft.core.values import DAMAGED, LOST
+from keyloft.core.values import DAMAGED, JSON, LOST
 from keyloft.engines import change_log
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.tables import (
@@ -51,6 +51,12 @@ from keyloft.engines.sqlite.tables import (
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.tables import usage_slice
 from keyloft.errors import HistoryGone
+
+_TUPLES: Final = LAYOUTS[Space.TUPLES]
+_POSITIONS: Final = tuple(range(limits.SQLITE_GETS_PER_STATEMENT))
+_ALL_JSON: Final = (int(JSON),) * limits.SQLITE_GETS_PER_STATEMENT
+_NO_EXPIRIES: Final = (None,) * limits.SQLITE_GETS_PER_STATEMENT
+_add_base: Final = CHECKSUM_BASE.__add__
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -174,31 +180,85 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
             found += [_alive(point(cursor, ask.space, ask.key), ask, now) for ask in some]
             continue
         layout, keys = LAYOUTS[space], [ask.key for ask in some]
-        records: list[Record | None] = [None] * len(some)
         try:
             rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
         except UnicodeDecodeError:  # one by one, so that a damaged row hides no other
             found += [_alive(point(cursor, space, ask.key), ask, now) for ask in some]
             continue
-        if (large := layout.large) is None:
+        if layout.large is None:
+            records: list[Record | None] = [None] * len(some)
             for position, *columns in rows:
-                records[position] = _alive(layout.record(keys[position], *columns), some[position], now)
-            found += records
-            continue
-        for row in rows:
-            position, value, encoding, version, expires_at, created_at, updated_at, stored = row
-            key = keys[position]
-            try:
-                is_intact = adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored
-            except TypeError:
-                is_intact = False
-            if is_intact:
-                record = Record(key, value, encoding, version, expires_at, created_at, updated_at)
-            else:
-                record = _unusual(cursor, large, key, row[1:])
-            records[position] = record if record.expires_at is None else _alive(record, some[position], now)
-        found += records
+                records[position] = layout.record(keys[position], *columns)
+        else:
+            records = _records(cursor, layout.large, keys, rows)
+        found += _live(records, some, now)
     return found
+
+
+def _records(
+    cursor: apsw.Cursor, large: LargeValueTable, keys: Sequence[Key], rows: Sequence[Row]
+) -> list[Record | None]:
+    """The entries of the rows that `gets` has found, in the order of the keys, whether expired or not."""
+    records: list[Record | None] = [None] * len(keys)
+    for row in rows:
+        position, value, encoding, version, expires_at, created_at, updated_at, stored = row
+        key = keys[position]
+        try:
+            is_intact = adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored
+        except TypeError:
+            is_intact = False
+        if is_intact:
+            records[position] = Record(key, value, encoding, version, expires_at, created_at, updated_at)
+        else:
+            records[position] = _unusual(cursor, large, key, row[1:])
+    return records
+
+
+def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: int) -> Page | list[Record | None]:
+    """The live entries at some keys of the tuple store, in their order; as a page, if all are JSON that never expires.
+
+    Most calls find such entries, and a page takes a tenth less of a get_many than records do (`scripts/bench peers`,
+    row «sync-get_many»).
+    """
+    rows: list[Row] | None = None
+    if limits.SQLITE_GETS_WORTH_A_STATEMENT <= len(keys) <= limits.SQLITE_GETS_PER_STATEMENT:
+        try:
+            rows = cursor.execute(_TUPLES.gets, _TUPLES.bind_keys(keys)).fetchall()
+            if (page := _intact_page(keys, rows)) is not None:
+                return page
+        except (UnicodeDecodeError, TypeError):
+            pass  # a damaged row: one by one, so that it hides no other; or one without a small value
+    if not cursor.connection.in_transaction:  # a large value is read with a statement of its own
+        return _in_one_view(cursor, points_by_column, keys, now)
+    space = Space.TUPLES
+    asks = [Get(space, key) for key in keys]
+    if rows is None:
+        return points(cursor, asks, now)
+    return _live(_records(cursor, cast(LargeValueTable, _TUPLES.large), keys, rows), asks, now)
+
+
+def _intact_page(keys: Sequence[bytes], rows: Sequence[Row]) -> Page | None:
+    """The rows that `gets` has found, if there is one of JSON for each key, none expires, and all checksums match.
+
+    Raises:
+        TypeError: One of them has no small value.
+    """
+    if len(rows) != len(keys):
+        return None
+    positions, values, encodings, versions, expiries, _, _, stored = zip(*rows, strict=True)
+    expected = _POSITIONS[: len(keys)], _ALL_JSON[: len(keys)], _NO_EXPIRIES[: len(keys)]
+    if (positions, encodings, expiries) != expected:
+        return None
+    if stored != tuple(map(_add_base, map(adler32, values, map(adler32, keys, _ALL_JSON)))):
+        return None
+    return Page(keys, values, encodings, versions, expiries)
+
+
+def _live(records: list[Record | None], asks: Sequence[Get], now: int) -> list[Record | None]:
+    for at, record in enumerate(records):
+        if record is not None and record.expires_at is not None:
+            records[at] = _alive(record, asks[at], now)
+    return records
 
 
 def _alive(record: Record | None, ask: Get, now: int) -> Record | None:

@@ -12,7 +12,7 @@ from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import Driven, SyncList, plain_function
 from keyloft.core.engine import Engine
 from keyloft.core.keys import KeyLike, TupleKey, encode
-from keyloft.core.records import Batch, Committed, Get, Record, Space
+from keyloft.core.records import Batch, Committed, Page, Record
 from keyloft.tuples.entries import Entry, entries_at, entry_of
 from keyloft.tuples.expiries import UNSET, expiry
 from keyloft.tuples.no_subscripts import NoSubscripts
@@ -34,9 +34,9 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
 
     loop_side: LoopSide | None = None
     """What `on_a_loop` opens, if the store itself has no event loop."""
-    get_record: Callable[[Get], Record | None] | None = None
+    get_record: Callable[[bytes], Record | None] | None = None
     """What `get` reads with, if its engine can do so without a coroutine."""
-    get_records: Callable[[Sequence[Get]], Sequence[Record | None]] | None = None
+    get_records: Callable[[Sequence[bytes]], Page | list[Record | None]] | None = None
     """The same for `get_many`."""
     commit_batch: Callable[[Batch], Committed] | None = None
     """The same for what `set` commits, a batch without checks."""
@@ -77,7 +77,7 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
             user = kv.get(("users", "alice"), type=User)
         """
         if self.get_record is not None:
-            record = self.get_record(Get(Space.TUPLES, encode(key)))
+            record = self.get_record(encode(key))
             return entry_of(tuple(key), record, None if type is None else codec_of(type), default)
         return self._run(self._untyped.get(key, default, type=type))
 
@@ -91,8 +91,8 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
         """The entries at several keys, in their order, all as of one moment."""
         if self.get_records is not None:
             wanted = several(keys)
-            records = self.get_records([Get(Space.TUPLES, encode(key, ITEM)) for key in wanted])
-            return entries_at(wanted, records, codec_or_none(type))
+            found = self.get_records([encode(key, ITEM) for key in wanted])
+            return entries_at(wanted, found, codec_or_none(type))
         return self._run(self._untyped.get_many(keys, type=type))
 
     @overload

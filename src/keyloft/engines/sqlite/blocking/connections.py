@@ -51,8 +51,9 @@ class SharedConnection:
         """Set by the thread that has the lock, until its read or commit has ended. One that takes the lock and finds it
         set has to clean first."""
         # With a VFS of its own, the file may be something else than it seems.
-        self._header = wal_header(connection) if file.vfs is None and not file.in_memory else None
-        self._seen = b""
+        self.header = wal_header(connection) if file.vfs is None and not file.in_memory else None
+        self.seen = b""
+        """The header of the WAL index that the view shows."""
         self.is_viewing = False
         """Whether a view is open, which reads share."""
         self.reads_left = 0
@@ -78,15 +79,15 @@ class SharedConnection:
         """
         if self.is_viewing:
             self.reads_left -= 1
-            if self.reads_left and self._header.raw == self._seen:  # type: ignore[union-attr]
+            if self.reads_left and self.header.raw == self.seen:  # type: ignore[union-attr]
                 return self.cursor
             self.end_view()
-        elif self._header is None:
+        elif self.header is None:
             return self.cursor
         now = monotonic()
         before, self._last_read = self._last_read, now
-        if now - before < limits.VIEW_READS_SECONDS and self._header is not None:
-            self._seen, self.reads_left, self.is_viewing = self._header.raw, limits.VIEW_READS, True
+        if now - before < limits.VIEW_READS_SECONDS and self.header is not None:
+            self.seen, self.reads_left, self.is_viewing = self.header.raw, limits.VIEW_READS, True
             self.cursor.execute("BEGIN")
             self.view_began()
         return self.cursor
