@@ -1,5 +1,6 @@
 """The SQLite engine for threads keeps the rules, each call made by a thread of its own."""
 
+import random
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -12,10 +13,11 @@ from keyloft import Closed, DatabaseError, KeyloftError, ManualClock, limits
 from keyloft.core import schema
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import Engine
-from keyloft.core.records import Batch, Get, Set, Space
+from keyloft.core.records import Batch, Check, Conflict, Get, Set, Space
 from keyloft.engines.sqlite.blocking.commits import WaitingBatch
 from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.tables import READ_VERSION
 from keyloft.errors import CLOSED
 from tests.engines.contract import EngineContract
 from tests.engines.contract.calls import put
@@ -53,6 +55,45 @@ def test_reads_that_share_a_view_see_each_commit_of_another_connection(clock: Ma
     assert viewed, "no read found a view to share"
     writer.close()
     reader.close()
+
+
+def test_a_writer_that_reads_no_log_notices_each_commit_of_another_connection(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    """A lone writer knows the newest version, and reads the log only if another connection has committed."""
+    path = tmp_path / "app.db"
+    engines = opened(path, clock), opened(path, clock)
+    chances, versions, reads_of_the_log = random.Random(1), [], 0
+
+    def trace(_: apsw.Cursor, statement: str, __: object) -> bool:
+        nonlocal reads_of_the_log
+        reads_of_the_log += statement == READ_VERSION
+        return True
+
+    engines[0].connection.exec_trace = trace
+    for number in range(400):
+        engine = chances.choice(engines)
+        match chances.randrange(4):
+            case 0:
+                run_to_end(engine.read(Get(Space.TUPLES, b"k")))  # may notice the other's commit first
+            case 1:
+                refused = Batch((put(b"k"),), (Check(Space.TUPLES, b"k", 2**50),))
+                assert isinstance(run_to_end(engine.commit(refused)), Conflict)
+            case 2:
+                engine.shared.end_reading()
+                engine.connection.execute("CREATE TABLE IF NOT EXISTS others (number); INSERT INTO others VALUES (1)")
+            case _:
+                clock.advance(0.001)
+                versions.append(engine.commit_now(Batch((put(b"k", b"%d" % number),))).version)
+    assert versions == [*range(versions[0], versions[0] + len(versions))]
+    engines[0].commit_now(Batch((put(b"k"),)))
+    before = reads_of_the_log
+    for _ in range(10):
+        engines[0].commit_now(Batch((put(b"k"),)))
+    assert before
+    assert reads_of_the_log == before
+    for engine in engines:
+        engine.close()
 
 
 def test_an_idle_view_is_ended_so_that_the_write_ahead_log_can_restart(clock: ManualClock, tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ from keyloft.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
 
+_PUT = ChangeKind.PUT  # Python 3.11 takes long to find it in its class
+
 
 def _is_plain(mutation: Mutation) -> TypeGuard[Set]:
     """Whether it is a Set of a small value that never expires, and does not depend on what is stored."""
@@ -73,6 +75,8 @@ class UncommittedGroup(Struct, frozen=True):
     has_version: bool
     """Whether a batch of it took a version; if not, nothing was written."""
     is_small: bool
+    log_size: int
+    """Of the change log, with this group."""
     restarts_log: bool = False
     """Of a small one, whether its COMMIT restarts the write-ahead log."""
 
@@ -100,6 +104,8 @@ class SqliteWriter:
         """Of the last commit that is known here, by any process: its version, and its time; 0 if none is known."""
         with contextlib.suppress(apsw.Error, DatabaseError):  # the first read or write reports what is wrong
             self.last_version, self.last_commit_at, _ = last_logged(self._cursor)
+        self._newest_logged = (-1, 0, 0, 0)
+        """SQLite's data version after the last commit of this connection, and what `last_logged` would return then."""
         self._begun: UncommittedGroup | None = None
         """The group that `try_begin` has written."""
         self.sync_times = sync_times(None if file.in_memory else file.path)
@@ -228,14 +234,14 @@ class SqliteWriter:
             cursor.execute(layout.put, bindings)
             if not self.connection.changes():  # a large value is stored there
                 put_rows(cursor, layout, [bindings])
-        changes = (LoggedChange(version, wanted.space, wanted.key, ChangeKind.PUT, now),)
+        changes = (LoggedChange(version, wanted.space, wanted.key, _PUT, now),)
         [packed] = change_log.pack(changes, before)
         log_size += len(packed)
         cursor.execute(LOG, (version, 0, before, now, log_size, packed))
         if version % limits.TRIM_EVERY == 0:
             self._trim_log(now, log_size)
         outcome = Outcome([Committed(version, (), now)], before, version, changes)
-        return UncommittedGroup(outcome, now, True, True, restarts)
+        return UncommittedGroup(outcome, now, True, True, log_size, restarts)
 
     def failure(self, error: BaseException) -> tuple[DatabaseError, bool]:
         """The error for the callers of a group, and whether each of its batches would fail in the same way alone."""
@@ -274,13 +280,17 @@ class SqliteWriter:
             if part > 1 or version // limits.TRIM_EVERY != settled.version // limits.TRIM_EVERY:
                 self._trim_log(now, log_size)
         is_small = len(settled.writes) <= limits.INLINE_OPERATIONS
-        return UncommittedGroup(committed(settled, version), now, has_version, is_small, restarts)
+        return UncommittedGroup(committed(settled, version), now, has_version, is_small, log_size, restarts)
 
     def _begin_transaction(self) -> tuple[int, int, int]:
         """The version before the transaction, its time, and the size of the change log."""
         self._cursor.execute("BEGIN IMMEDIATE")
         self._check_place()
-        version, last_commit, log_size = last_logged(self._cursor)
+        # Within a transaction, SQLite has noticed the commits of all other connections. If there was none since the
+        # last one of this connection, the log need not be read (ADR 6).
+        data_version, version, last_commit, log_size = self._newest_logged
+        if self.connection.data_version() != data_version:
+            version, last_commit, log_size = last_logged(self._cursor)
         return version, change_log.commit_time(self._clock.now(), last_commit, self._file.path), log_size
 
     def _begin_long(
@@ -301,7 +311,7 @@ class SqliteWriter:
             if not parts:
                 log_size, _ = self._log((), version + 1, version, now, log_size)
             self._trim_log(now, log_size)
-        return UncommittedGroup(outcome, now, has_version, is_small=False)
+        return UncommittedGroup(outcome, now, has_version, is_small=False, log_size=log_size)
 
     def _write(self, group: list[Batch], version: int, now: int, deadline: float, *, expects_rows: bool) -> Settled:
         """Decide a group, and write the rows that it changes.
@@ -426,6 +436,10 @@ class SqliteWriter:
         except apsw.Error:
             self._begun = None  # SQLite may have rolled it back: `outcome` must not take that for a commit
             raise
+        if begun.has_version:
+            # Now, and not later: at the next transaction, also of a read, SQLite may notice another commit.
+            newest = begun.outcome.version_after, begun.at, begun.log_size
+            self._newest_logged = (self.connection.data_version(), *newest)
 
     def _note(self, begun: UncommittedGroup) -> Outcome:
         self.last_version = begun.outcome.version_after
