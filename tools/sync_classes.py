@@ -59,6 +59,14 @@ ATOMIC: Final = GeneratedModule(
             source="keyloft.tuples.atomic.Atomic",
             name="SyncAtomic",
             purpose="Collects checks and writes; `commit` writes all of it or nothing.",
+            first={
+                "commit": "if self.decide is not None:\n"
+                "    return self._inner._decided(self.decide(self._inner._batch()))"
+            },
+            added='''
+decide: Callable[[Batch], Verdict] | None = None
+"""What `commit` commits with, if the engine can do so without a coroutine."""
+''',
         ),
     ),
 )
@@ -87,6 +95,10 @@ STORE: Final = GeneratedModule(
                 "    wanted = several(keys)\n"
                 "    found = self.get_records([encode(key, ITEM) for key in wanted])\n"
                 "    return entries_at(wanted, found, codec_or_none(type))",
+                "atomic": "if self.decide is not None:\n"
+                "    atomic = SyncAtomic(self._inner.atomic(), self._driver)\n"
+                "    atomic.decide = self.decide\n"
+                "    return atomic",
                 "set": "if self.commit_batch is not None:\n"
                 "    due = expiry(expire_in, expire_at)\n"
                 "    return self.commit_batch(Batch((self._inner._set(key, value, type, due),))).version",
@@ -100,6 +112,8 @@ get_records: Callable[[Sequence[bytes]], Page | list[Record | None]] | None = No
 """The same for `get_many`."""
 commit_batch: Callable[[Batch], Committed] | None = None
 """The same for what `set` commits, a batch without checks."""
+decide: Callable[[Batch], Verdict] | None = None
+"""The same for what `atomic` commits."""
 
 def __enter__(self) -> Self:
     self._inner._check_open()
@@ -211,6 +225,8 @@ HOMES: Final = {
     "Sequence": "collections.abc",
     "entries_at": "keyloft.tuples.entries",
     "Page": "keyloft.core.records",
+    "Verdict": "keyloft.core.engine",
+    "Batch": "keyloft.core.records",
     "Record": "keyloft.core.records",
     "LoopSide": "keyloft.tuples.sync.loop_side",
     "Engine": "keyloft.core.engine",

@@ -201,7 +201,8 @@ def open_sync(
         driver.waiting.start(sweep_regularly(store.sweep, sweep_every, driver.waiting.sleep), "keyloft sweeper")
     sync = SyncStore(store, driver)
     if store_name is None:
-        sync.get_record, sync.get_records, sync.commit_batch = engine.get, engine.get_many, engine.commit_now
+        sync.get_record, sync.get_records = engine.get, engine.get_many
+        sync.commit_batch, sync.decide = engine.commit_now, engine.verdict
 
     async def same_memory() -> Store:
         on_loop = MemoryOnLoop(engine)

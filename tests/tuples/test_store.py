@@ -383,6 +383,20 @@ class TestAtomic:
         assert late.versionstamp is None
         assert late.conflicts == (await kv.get(("stock",)),)
 
+    async def test_a_set_writes_its_own_key_whatever_key_was_checked(self, kv: Store) -> None:
+        checked, other, changed = ("a",), ("b",), ["c"]
+        atomic = kv.atomic().check(checked, None).check(other, None).set(checked, 1).set(other, 2)
+        atomic.check(changed, None)
+        changed[0] = "d"
+        assert (await atomic.set(changed, 3).commit()).ok
+        entries = await kv.list(prefix=())
+        assert [(entry.key, entry.value) for entry in entries] == [(("a",), 1), (("b",), 2), (("d",), 3)]
+        for nothing in ((), None):
+            with pytest.raises(InvalidKey):
+                kv.atomic().check(["c"], None).set(nothing, 1)  # type: ignore[arg-type]
+            with pytest.raises(InvalidKey):
+                kv.atomic().set(nothing, 1)  # type: ignore[arg-type]
+
     async def test_none_checks_for_absence(self, kv: Store) -> None:
         claim = kv.atomic().check(("lock",), None).set(("lock",), "me")
         assert (await claim.commit()).ok

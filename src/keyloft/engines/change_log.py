@@ -77,7 +77,7 @@ def pack(
     """
     if len(changes) == 1 and not appended:  # a lone caller's
         [c] = changes
-        return [_checked(_encode([(c.version - base, _NUMBERS[c.space], c.kind, c.key)]))]
+        return [pack_one(c.space, c.kind, c.key, c.version - base)]
     if len(changes) <= _CHANGES_PER_PART and not appended:  # most groups
         return _split([(c.version - base, _NUMBERS[c.space], c.kind, c.key) for c in changes]) if changes else [EMPTY]
     parts: list[bytes] = []
@@ -90,6 +90,12 @@ def pack(
                     packed[at] = (*packed[at][:3], *around)
         parts += _split(packed)
     return parts or [EMPTY]
+
+
+def pack_one(space: Space, kind: ChangeKind, key: Any, offset: int = 1) -> bytes:
+    """The part that logs one change; `offset` counts versions from the one before the group."""
+    data = _encode([(offset, _NUMBERS[space], kind, key)])
+    return data + crc32(data).to_bytes(_CHECKSUM_BYTES)  # as `_checked` does it
 
 
 def _checked(data: bytes) -> bytes:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core import keys
-from keyloft.core.engine import Engine
+from keyloft.core.engine import Engine, Verdict
 from keyloft.core.keys import KeyLike, TupleKey
 from keyloft.core.records import (
     Append,
@@ -26,7 +26,7 @@ from keyloft.core.records import (
     Sum,
     Touch,
 )
-from keyloft.errors import CounterOutOfRange, InvalidArgument, InvalidValueType, KeyTooLarge, NotACounter
+from keyloft.errors import CounterOutOfRange, InvalidArgument, InvalidValueType, KeyloftError, KeyTooLarge, NotACounter
 from keyloft.tuples import typed
 from keyloft.tuples.entries import Entry, entry_of
 from keyloft.tuples.expiries import UNSET, expiry, new_expiry
@@ -67,7 +67,10 @@ class Atomic:
     def __init__(self, engine: Engine, max_value_bytes: int) -> None:
         self._engine = engine
         self._max_value_bytes = max_value_bytes
+        self._origin = engine.origin if isinstance(engine, InnerEngine) else b""
         self._checks: list[Check] = []
+        self._checked: Any = _MISSING
+        """The key of the last check, which most sets repeat: it need not be encoded again."""
         self._mutations: list[Mutation] = []
         self._appends: dict[bytes, int] = {}
         """How many values are appended to each prefix."""
@@ -86,7 +89,8 @@ class Atomic:
         key: KeyLike
         if isinstance(at, Entry) and versionstamp is _MISSING:
             key, versionstamp = at.key, at.versionstamp
-            self._check_origin(at.key)
+            if self._origin or type(key) is not tuple:
+                self._check_origin(at.key)
         elif not isinstance(at, Entry) and versionstamp is not _MISSING:
             key = at
         else:
@@ -94,11 +98,12 @@ class Atomic:
         if versionstamp is not None and type(versionstamp) is not int:
             raise InvalidArgument(f"versionstamp: expected an int or None, got {type(versionstamp).__name__}")
         self._checks.append(Check(_TUPLES, keys.encode(key), versionstamp))
+        self._checked = key if type(key) is tuple else _MISSING  # a list may change
         return self
 
     def _check_origin(self, key: TupleKey) -> None:
         """Refuse the key of an entry of another store: it would be another key here."""
-        if origin(key) != (self._engine.origin if isinstance(self._engine, InnerEngine) else b""):
+        if origin(key) != self._origin:
             raise InvalidArgument(
                 "check: this entry was read from another store, and in a scoped or a named store keys begin elsewhere: "
                 "call atomic() of the store that has read it, or pass the key that it has here and its versionstamp"
@@ -115,7 +120,8 @@ class Atomic:
     ) -> "Atomic":
         """Store a value; without `expire_in` or `expire_at` it never expires."""
         data, encoding = typed.encode(value, type, self._max_value_bytes)
-        return self._add(Set(_TUPLES, keys.encode(key), data, encoding, *expiry(expire_in, expire_at)))
+        encoded = self._checks[-1].key if key is self._checked else keys.encode(key)
+        return self._add(Set(_TUPLES, encoded, data, encoding, *expiry(expire_in, expire_at)))
 
     def append(
         self,
@@ -207,7 +213,18 @@ class Atomic:
         Raises:
             NotACounter: A sum, min or max met a value that is not a U64; nothing was written.
         """
-        outcome = await commit(self._engine, Batch(tuple(self._mutations), tuple(self._checks)))
+        return self._result(await commit(self._engine, self._batch()))
+
+    def _batch(self) -> Batch:
+        return Batch(tuple(self._mutations), tuple(self._checks))
+
+    def _decided(self, verdict: Verdict) -> CommitResult:
+        """What `commit` returns or raises, of the verdict on its batch."""
+        if isinstance(verdict, KeyloftError):
+            raise _with_key(verdict)
+        return self._result(verdict)
+
+    def _result(self, outcome: Committed | Conflict) -> CommitResult:
         if isinstance(outcome, Committed):
             new: Sequence[int | None] = (None,) * len(self._mutations)
             if outcome.values:
@@ -231,7 +248,12 @@ async def commit(engine: Engine, batch: Batch) -> Committed | Conflict:
     try:
         return await engine.commit(batch)
     except (NotACounter, CounterOutOfRange) as error:
-        raise error.at(keys.decode(error.key)) from None
+        raise _with_key(error) from None
+
+
+def _with_key(error: KeyloftError) -> KeyloftError:
+    """The same error, which names its key as callers write it."""
+    return error.at(keys.decode(error.key)) if isinstance(error, (NotACounter, CounterOutOfRange)) else error
 
 
 def check_number(name: str, number: int, lowest: int = 0) -> int:

@@ -21,7 +21,7 @@ def expiry(expire_in: float | timedelta | None, expire_at: datetime | None) -> t
         InvalidArgument: One can't be used, or both are given.
     """
     if expire_at is None:
-        return milliseconds(expire_in), None
+        return (None, None) if expire_in is None else (milliseconds(expire_in), None)
     if expire_in is not None:
         raise InvalidArgument("expire_in, expire_at: expected one of them, got both")
     return None, moment(expire_at)

@@ -13,7 +13,7 @@ from keyloft import Closed, DatabaseError, KeyloftError, ManualClock, limits
 from keyloft.core import schema
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import Engine
-from keyloft.core.records import Batch, Check, Conflict, Get, Set, Space
+from keyloft.core.records import Batch, Check, Conflict, Delete, Get, Record, Set, Space
 from keyloft.engines.sqlite.blocking.commits import WaitingBatch
 from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
@@ -94,6 +94,37 @@ def test_a_writer_that_reads_no_log_notices_each_commit_of_another_connection(
     assert reads_of_the_log == before
     for engine in engines:
         engine.close()
+
+
+@pytest.mark.parametrize("number", [1, 4, 5, 10, 16, 17, 40])
+def test_many_entries_are_what_gets_find_whatever_is_stored(number: int, clock: ManualClock, tmp_path: Path) -> None:
+    """The synchronous get_many reads plain entries by column, and all others as records."""
+    engine = opened(tmp_path / "app.db", clock)
+    keys = [b"\x02%02d\x00" % at for at in range(number)]
+    unusual = {
+        "plain": None,
+        "absent": Delete(Space.TUPLES, keys[-1]),
+        "expired": Set(Space.TUPLES, keys[-1], b"1", 0, expire_in=1),
+        "expires": Set(Space.TUPLES, keys[-1], b"1", 0, expire_in=10_000),
+        "bytes": Set(Space.TUPLES, keys[-1], b"1", 1),
+        "large": Set(Space.TUPLES, keys[-1], b"%0600d" % 1, 0),
+    }
+    for mutation in unusual.values():
+        engine.commit_now(Batch(tuple(put(key) for key in keys)))
+        if mutation is not None:
+            engine.commit_now(Batch((mutation,)))
+        clock.advance(0.1)
+        for asked in (keys, keys[::-1], [keys[-1]] * number):
+            engine.shared.end_reading()
+            for _ in range(3):  # without a view, then with one
+                found = list(engine.get_many(asked))
+                assert [as_get(record) for record in found] == [as_get(engine.get(key)) for key in asked]
+    engine.close()
+
+
+def as_get(record: Record | None) -> Record | None:
+    """Without the times of creation and last change."""
+    return record and Record(record.key, record.value, record.encoding, record.version, record.expires_at)
 
 
 def test_an_idle_view_is_ended_so_that_the_write_ahead_log_can_restart(clock: ManualClock, tmp_path: Path) -> None:

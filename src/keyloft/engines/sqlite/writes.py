@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from time import monotonic, perf_counter
-from typing import TypeGuard
 
 import apsw
 from msgspec import Struct
@@ -15,12 +14,10 @@ from keyloft.clock import Clock
 from keyloft.core.records import (
     Address,
     Batch,
-    ChangeKind,
     Committed,
     Get,
     Key,
     LoggedChange,
-    Mutation,
     Record,
     Set,
     Space,
@@ -45,6 +42,7 @@ from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE
 from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, replaced_version, write_expected
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
 from keyloft.engines.sqlite.lone_callers import sync_times
+from keyloft.engines.sqlite.lone_sets import PUT, bind_set, is_plain
 from keyloft.engines.sqlite.reads import head, heads, last_logged, point, points
 from keyloft.engines.sqlite.rows import put, put_rows, remove_large
 from keyloft.engines.sqlite.tables import LAYOUTS, LOG, SECOND_LOGGED, TRIM_LOG
@@ -52,18 +50,6 @@ from keyloft.engines.sqlite.wal import restarts_log
 from keyloft.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
-
-_PUT = ChangeKind.PUT  # Python 3.11 takes long to find it in its class
-
-
-def _is_plain(mutation: Mutation) -> TypeGuard[Set]:
-    """Whether it is a Set of a small value that never expires, and does not depend on what is stored."""
-    if type(mutation) is not Set or mutation.if_absent or mutation.keep_expiry:
-        return False
-    if mutation.expire_in is not None or mutation.expire_at is not None:
-        return False
-    large = LAYOUTS[mutation.space].large
-    return large is not None and not large.holds(mutation)
 
 
 class UncommittedGroup(Struct, frozen=True):
@@ -221,9 +207,9 @@ class SqliteWriter:
         """
         before, now, log_size = self._begin_transaction()
         version, cursor = before + 1, self._cursor
-        record = Record(wanted.key, wanted.value, wanted.encoding, version, None, now, now)
-        layout = LAYOUTS[wanted.space]
-        bindings = layout.bind_put(record, False)
+        space, key = wanted.space, wanted.key
+        layout = LAYOUTS[space]
+        bindings = bind_set(key, wanted.value, wanted.encoding, version, now)
         if perf_counter() > deadline:
             raise _TakesTooLong
         if replaced is not None:
@@ -234,12 +220,12 @@ class SqliteWriter:
             cursor.execute(layout.put, bindings)
             if not self.connection.changes():  # a large value is stored there
                 put_rows(cursor, layout, [bindings])
-        changes = (LoggedChange(version, wanted.space, wanted.key, _PUT, now),)
-        [packed] = change_log.pack(changes, before)
+        packed = change_log.pack_one(space, PUT, key)
         log_size += len(packed)
         cursor.execute(LOG, (version, 0, before, now, log_size, packed))
         if version % limits.TRIM_EVERY == 0:
             self._trim_log(now, log_size)
+        changes = (LoggedChange(version, space, key, PUT, now),)
         outcome = Outcome([Committed(version, (), now)], before, version, changes)
         return UncommittedGroup(outcome, now, True, True, log_size, restarts)
 
@@ -257,8 +243,8 @@ class SqliteWriter:
     def _begin(self, group: list[Batch], deadline: float = math.inf, restarts: bool = False) -> UncommittedGroup:
         first = group[0]
         try:
-            if len(group) == len(first.mutations) == 1 and _is_plain(only := first.mutations[0]):
-                replaced = replaced_version(first.checks, only)
+            if len(group) == len(first.mutations) == 1 and is_plain(only := first.mutations[0]):
+                replaced = replaced_version(first.checks, only) if first.checks else None
                 if replaced is not None or not first.checks:
                     return self._begin_set(only, replaced, deadline, restarts)
             return self._begin_group(group, deadline, restarts, expects_rows=True)
@@ -291,7 +277,10 @@ class SqliteWriter:
         data_version, version, last_commit, log_size = self._newest_logged
         if self.connection.data_version() != data_version:
             version, last_commit, log_size = last_logged(self._cursor)
-        return version, change_log.commit_time(self._clock.now(), last_commit, self._file.path), log_size
+        now = self._clock.now()
+        if now < last_commit:
+            now = change_log.commit_time(now, last_commit, self._file.path)
+        return version, now, log_size
 
     def _begin_long(
         self, batch: Batch, version: int, now: int, log_size: int, *, expects_rows: bool

@@ -3,11 +3,14 @@
 Written by `scripts/reference` from the asynchronous classes: change those.
 """
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, overload
 
 from keyloft.core.driving import Driven
+from keyloft.core.engine import Verdict
 from keyloft.core.keys import KeyLike
+from keyloft.core.records import Batch
 from keyloft.tuples.atomic import _MISSING, Atomic, CommitResult
 from keyloft.tuples.entries import Entry
 from keyloft.tuples.expiries import UNSET
@@ -22,6 +25,9 @@ class SyncAtomic(Driven[Atomic]):
         if not done.ok:
             print("changed meanwhile:", done.conflicts)
     """
+
+    decide: Callable[[Batch], Verdict] | None = None
+    """What `commit` commits with, if the engine can do so without a coroutine."""
 
     @overload
     def check(self, entry: Entry, /) -> "SyncAtomic": ...
@@ -128,4 +134,6 @@ class SyncAtomic(Driven[Atomic]):
         Raises:
             NotACounter: A sum, min or max met a value that is not a U64; nothing was written.
         """
+        if self.decide is not None:
+            return self._inner._decided(self.decide(self._inner._batch()))
         return self._run(self._inner.commit())

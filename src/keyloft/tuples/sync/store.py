@@ -10,7 +10,7 @@ from typing import Any, Self, overload
 from keyloft.core.closing import SyncClosing
 from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import Driven, SyncList, plain_function
-from keyloft.core.engine import Engine
+from keyloft.core.engine import Engine, Verdict
 from keyloft.core.keys import KeyLike, TupleKey, encode
 from keyloft.core.records import Batch, Committed, Page, Record
 from keyloft.tuples.entries import Entry, entries_at, entry_of
@@ -40,6 +40,8 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
     """The same for `get_many`."""
     commit_batch: Callable[[Batch], Committed] | None = None
     """The same for what `set` commits, a batch without checks."""
+    decide: Callable[[Batch], Verdict] | None = None
+    """The same for what `atomic` commits."""
 
     def __enter__(self) -> Self:
         self._inner._check_open()
@@ -390,6 +392,10 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
 
     def atomic(self) -> SyncAtomic:
         """Begin a set of writes that are made together, if their checks hold."""
+        if self.decide is not None:
+            atomic = SyncAtomic(self._inner.atomic(), self._driver)
+            atomic.decide = self.decide
+            return atomic
         return SyncAtomic(self._inner.atomic(), self._driver)
 
     def scoped(self, prefix: KeyLike) -> "SyncStore":

@@ -172,24 +172,25 @@ class BlockingSqliteEngine(ProcessBound):
         raise error
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
-        verdict = self._verdict(batch)
+        verdict = self.verdict(batch)
         if isinstance(verdict, KeyloftError):
             raise verdict
         return verdict
 
     def commit_now(self, batch: Batch) -> Committed:
         """The same for a batch without checks, without a coroutine."""
-        verdict = self._verdict(batch)
+        verdict = self.verdict(batch)
         if type(verdict) is Committed:
             return verdict
         assert isinstance(verdict, KeyloftError), "a batch without checks has nothing to conflict with"
         raise verdict
 
     def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> Submission:
-        report(done, self._verdict(batch))
+        report(done, self.verdict(batch))
         return WRITTEN
 
-    def _verdict(self, batch: Batch) -> Verdict:
+    def verdict(self, batch: Batch) -> Verdict:
+        """What becomes of a batch: an error is returned, unless the engine is closed."""
         if self.refusal is not None:
             raise Closed(self.refusal)
         if self._file.read_only:
