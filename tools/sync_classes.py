@@ -93,7 +93,7 @@ STORE: Final = GeneratedModule(
                 "    return entry_of(tuple(key), record, None if type is None else codec_of(type), default)",
                 "get_many": "if self.get_records is not None:\n"
                 "    wanted = several(keys)\n"
-                "    found = self.get_records([encode(key, ITEM) for key in wanted])\n"
+                "    found = self.get_records(encode_many(wanted, ITEM))\n"
                 "    return entries_at(wanted, found, codec_or_none(type))",
                 "atomic": "if self.decide is not None:\n"
                 "    atomic = SyncAtomic(self._inner.atomic(), self._driver)\n"
@@ -224,6 +224,7 @@ HOMES: Final = {
     "Callable": "collections.abc",
     "Sequence": "collections.abc",
     "entries_at": "keyloft.tuples.entries",
+    "encode_many": "keyloft.core.keys",
     "Page": "keyloft.core.records",
     "Verdict": "keyloft.core.engine",
     "Batch": "keyloft.core.records",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keyloft import InvalidKey, InvalidKeyType, KeyTooLarge, Undecodable
 from keyloft.core import keys
-from keyloft.core.keys import Part, TupleKey
+from keyloft.core.keys import KeyLike, Part, TupleKey
 
 ints = (
     st.integers()
@@ -47,12 +47,37 @@ def test_a_key_comes_back_with_its_types(key: TupleKey) -> None:
     | st.lists(st.lists(st.just("a") | st.integers(0, 2**16), min_size=1, max_size=3).map(tuple))
     | st.lists(st.lists(st.sampled_from(["", "a", "\x02", "\x15\x02", 2, 0x0215, b"\x02"]), min_size=1).map(tuple))
 )
-def test_many_keys_decode_as_each_alone(many: list[TupleKey]) -> None:
+def test_many_keys_encode_and_decode_as_each_alone(many: list[TupleKey]) -> None:
+    not_empty = [key for key in many if key]
+    assert keys.encode_many(not_empty) == [keys.encode(key) for key in not_empty]
     encoded = sorted(keys.encode_prefix(key) for key in many)
     for ordered in (encoded, encoded[::-1]):
         decoded = keys.decode_many(ordered)
         assert decoded == [keys.decode(each) for each in ordered]
         assert [keys.encode_prefix(key) for key in decoded] == ordered
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        [],
+        [("a", "b"), ("a\x01", "\x02"), ("", "")],
+        [("a\x00\x02b",), ("c",)],
+        [("a",), ("b\x00\x01\x02c",)],
+        [["a"], ("b",)],
+        [("a" * 1500,), ("b" * 1500,)],
+        [("ä",), ("b",)],
+    ],
+)
+def test_many_unusual_keys_encode_as_each_alone(many: list[KeyLike]) -> None:
+    assert keys.encode_many(many) == [keys.encode(key) for key in many]
+
+
+@pytest.mark.parametrize("wrong", [(), "ab", ("a", None), ("a" * 3000,), ("\ud800",), 1])
+def test_one_of_many_keys_that_is_none_is_refused(wrong: KeyLike) -> None:
+    for many in ([wrong], [("a",), wrong], [wrong, ("a",)]):
+        with pytest.raises(InvalidKey, match=r"^key: "):
+            keys.encode_many(many)
 
 
 def test_a_key_that_has_lost_its_end_does_not_change_others() -> None:

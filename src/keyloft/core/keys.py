@@ -40,6 +40,8 @@ _DOUBLE, _BITS = struct.Struct(">d"), struct.Struct(">Q")
 _SIGN, _ALL_BITS = 2**63, 2**64 - 1
 _MOST_BETWEEN = limits.KEY_BYTES - 2
 """How many bytes a key may have between its first and its last one."""
+_join_texts = "\x00\x02".join
+_BETWEEN_KEYS = "\x00\x01\x02"
 _INVERT = bytes(255 - byte for byte in range(256))
 
 
@@ -77,6 +79,26 @@ def encode(key: KeyLike, name: str = "key") -> bytes:
     if len(encoded) > limits.KEY_BYTES:
         raise KeyTooLarge(f"{name}: {len(encoded):,} bytes encoded, and the limit is {limits.KEY_BYTES:,}; shorten it")
     return encoded
+
+
+def encode_many(many: Sequence[KeyLike], name: str = "key") -> list[bytes]:
+    """The bytes of several keys. Those of a few short keys, of ASCII texts alone, are made at once, in half the time.
+
+    Raises:
+        InvalidKey: As `encode` does.
+    """
+    if set(map(type, many)) == {tuple}:
+        with contextlib.suppress(TypeError):  # a part is no text
+            joined = f"\x02{_BETWEEN_KEYS.join(map(_join_texts, many))}\x00"  # type: ignore[arg-type]
+            # As many 00 as parts: none is within a text, and no key is empty. No 01 but those between the keys.
+            if (
+                joined.count("\x00") == sum(map(len, many))
+                and joined.count("\x01") == len(many) - 1
+                and len(joined) <= limits.KEY_BYTES
+                and joined.isascii()
+            ):
+                return joined.encode().split(b"\x01")
+    return [encode(key, name) for key in many]
 
 
 def encode_prefix(prefix: KeyLike, name: str = "prefix") -> bytes:

@@ -119,7 +119,7 @@ def entries_at(
     codec: Codec | None = None,
     make_key: Callable[[KeyLike], TupleKey] = tuple,
 ) -> list[Entry]:
-    """The entries at several keys, decoded; a page has one for each key, of JSON that never expires.
+    """The entries at several keys, decoded; a page has one for each key, of small JSON that never expires.
 
     Raises:
         Undecodable: One of them is damaged.
@@ -133,7 +133,9 @@ def entries_at(
                 record for record in found if record is not None and not record.encoding and record.expires_at is None
             ]
             data, versions = [record.value for record in records], [record.version for record in records]
-        if len(data) == len(wanted) and data and len(max(data, key=len)) < limits.GC_PAUSE_BYTES:
+            if len(data) < len(wanted) or (data and len(max(data, key=len)) >= limits.GC_PAUSE_BYTES):
+                data = ()
+        if data:
             with suppress(Undecodable):
                 return list(map(Entry, map(make_key, wanted), values.decode_json_many(data), versions))
     return [entry_of(make_key(key), record, codec) for key, record in zip(wanted, found, strict=True)]

@@ -214,7 +214,7 @@ def _records(
     return records
 
 
-def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: int) -> Page | list[Record | None]:
+def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: Callable[[], int]) -> Page | list[Record | None]:
     """The live entries at some keys of the tuple store, in their order; as a page, if all are JSON that never expires.
 
     Most calls find such entries, and a page takes a tenth less of a get_many than records do (`scripts/bench peers`,
@@ -233,8 +233,8 @@ def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: int) -> Pa
     space = Space.TUPLES
     asks = [Get(space, key) for key in keys]
     if rows is None:
-        return points(cursor, asks, now)
-    return _live(_records(cursor, cast(LargeValueTable, _TUPLES.large), keys, rows), asks, now)
+        return points(cursor, asks, now())
+    return _live(_records(cursor, cast(LargeValueTable, _TUPLES.large), keys, rows), asks, now())
 
 
 def _intact_page(keys: Sequence[bytes], rows: Sequence[Row]) -> Page | None:

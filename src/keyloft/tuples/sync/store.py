@@ -11,7 +11,7 @@ from keyloft.core.closing import SyncClosing
 from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import Driven, SyncList, plain_function
 from keyloft.core.engine import Engine, Verdict
-from keyloft.core.keys import KeyLike, TupleKey, encode
+from keyloft.core.keys import KeyLike, TupleKey, encode, encode_many
 from keyloft.core.records import Batch, Committed, Page, Record
 from keyloft.tuples.entries import Entry, entries_at, entry_of
 from keyloft.tuples.expiries import UNSET, expiry
@@ -93,7 +93,7 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
         """The entries at several keys, in their order, all as of one moment."""
         if self.get_records is not None:
             wanted = several(keys)
-            found = self.get_records([encode(key, ITEM) for key in wanted])
+            found = self.get_records(encode_many(wanted, ITEM))
             return entries_at(wanted, found, codec_or_none(type))
         return self._run(self._untyped.get_many(keys, type=type))
 

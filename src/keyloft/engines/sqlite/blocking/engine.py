@@ -90,7 +90,7 @@ class BlockingSqliteEngine(ProcessBound):
         if shared.is_in_use and self._has_readers:
             asks = [Get(_TUPLES, key) for key in keys]
             return self._readers.read(asks, self._read_time(), only_gets=True)
-        return self._read_shared(lambda: points_by_column(shared.reading(), keys, self._read_time()))
+        return self._read_shared(lambda: points_by_column(shared.reading(), keys, self._read_time))
 
     def _answers(self, asks: Sequence[Ask]) -> list[Any]:
         """Answer all asks from one view."""
