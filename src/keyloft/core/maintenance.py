@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.core.records import Key, LoggedChange, Record, Space
+from keyloft.core.records import Key, LoggedChange, Record, Set, Space
 from keyloft.core.schema import LAST_MOMENT, NEVER
 from keyloft.errors import AlreadyExists, Busy, DatabaseError, Undecodable
 
@@ -304,8 +304,8 @@ def content(row: Record) -> tuple[bytes, int, int | None]:
     return row.value, row.encoding, row.expires_at
 
 
-def plugin_text(row: Record) -> str:
-    """The value of a plugin's row, as its column holds it.
+def plugin_text(row: Record | Set) -> str:
+    """The value of a plugin's row, or of a Set, as its column holds it.
 
     Raises:
         Undecodable: It is not text.

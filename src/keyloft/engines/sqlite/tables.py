@@ -74,6 +74,8 @@ class SqliteLayout(Layout):
     time_of: Callable[[Any], int | None]
     """The reverse of `bind_time`."""
     bind_put: Callable[[Record, bool], Row]
+    bind_sets: Callable[[Sequence[Set], int, int], list[Row]]
+    """What `bind_put` binds for the records that plain sets make, by the version before them and the time."""
     bind_expected: Callable[[Record], Row]
     head: str
     """SQL: the columns of which `head_record` makes the head of a key."""
@@ -176,6 +178,11 @@ def checksum(key: bytes, encoding: int, value: bytes) -> int:
     return adler32(value, adler32(key, encoding)) + CHECKSUM_BASE
 
 
+def bind_set(key: bytes, value: bytes, encoding: int, version: int, now: int) -> Row:
+    """What `bind_put` returns for an entry that never expires, in a table with one binary key."""
+    return key, value, encoding, version, None, now, now, False, adler32(value, adler32(key, encoding)) + CHECKSUM_BASE
+
+
 def _page_by_column(rows: Sequence[Row]) -> Page:
     """A page of rows: all cells in one tuple, of which every nth is a column. `zip` would make an iterator per row."""
     if not rows:
@@ -207,6 +214,11 @@ def _bytes_layout(table: str) -> SqliteLayout:
             adler32(value, adler32(key, encoding)) + CHECKSUM_BASE,  # as `checksum` does it, without the call
         )
 
+    def bind_sets(sets: Sequence[Set], before: int, now: int) -> list[Row]:
+        return [
+            bind_set(one.key, one.value, one.encoding, version, now) for version, one in enumerate(sets, before + 1)
+        ]
+
     return SqliteLayout(
         table=table,
         key=("key",),
@@ -237,6 +249,7 @@ def _bytes_layout(table: str) -> SqliteLayout:
         bind_expected=lambda row: (row.key, row.version, row.expires_at),
         time_of=lambda moment: moment,
         bind_put=bind_put,
+        bind_sets=bind_sets,
     )
 
 
@@ -270,6 +283,12 @@ def _plugin_layout() -> SqliteLayout:
         times = expires_at, time_text(record.created_at), time_text(record.updated_at)
         return (*record.key, plugin_text(record), record.version, *times, is_new_entry)
 
+    def bind_sets(sets: Sequence[Set], before: int, now: int) -> list[Row]:
+        at = time_text(now)
+        return [
+            (*one.key, plugin_text(one), version, None, at, at, False) for version, one in enumerate(sets, before + 1)
+        ]
+
     return SqliteLayout(
         table=schema.PLUGIN_TABLE,
         key=key,
@@ -291,6 +310,7 @@ def _plugin_layout() -> SqliteLayout:
         bind_expected=lambda row: (*row.key, row.version, bind_time(row.expires_at)),
         time_of=milliseconds,
         bind_put=bind_put,
+        bind_sets=bind_sets,
         version=version,
     )
 

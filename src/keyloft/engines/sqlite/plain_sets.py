@@ -1,0 +1,56 @@
+"""Finds the sets that succeed whatever is stored, so that they need no `settle` (ADR 6).
+
+Of a lone writer, that is a set of one small value that never expires. Of a busy service, it is a group that sets
+different keys and nothing else; its rows are made in one go.
+"""
+
+from collections.abc import Sequence
+from typing import Final, TypeGuard
+
+from keyloft import limits
+from keyloft.core.records import Batch, ChangeKind, Committed, LoggedChange, Mutation, Set
+from keyloft.engines.sqlite.tables import LAYOUTS
+
+
+PUT: Final = ChangeKind.PUT
+"""Python 3.11 takes long to find it in its class."""
+
+
+def is_plain(mutation: Mutation) -> TypeGuard[Set]:
+    """Whether it is a Set of a small value that never expires and does not depend on what is stored; not a plugin's."""
+    if type(mutation) is not Set or mutation.if_absent or mutation.keep_expiry:
+        return False
+    if mutation.expire_in is not None or mutation.expire_at is not None:
+        return False
+    # As `LargeValueTable.holds` does it.
+    is_small = len(mutation.key) + len(mutation.value) <= limits.ROW_BYTES
+    return is_small and LAYOUTS[mutation.space].large is not None
+
+
+def plain_sets(group: Sequence[Batch]) -> list[Set] | None:
+    """The sets of a group if it has nothing else, all of one space and each of another key; else None."""
+    space, sets = group[0].mutations[0].space if group[0].mutations else None, []
+    for batch in group:
+        mutations = batch.mutations
+        if len(mutations) != 1 or batch.checks:
+            return None
+        [only] = mutations
+        # As in `is_plain`, without a call for each; a space takes long to look up, so its layout is asked for once.
+        if type(only) is not Set or only.space is not space or only.if_absent or only.keep_expiry:
+            return None
+        if only.expire_in is not None or only.expire_at is not None:
+            return None
+        sets.append(only)
+    if len({one.key for one in sets}) < len(sets):
+        return None
+    large = LAYOUTS[sets[0].space].large
+    return sets if large is None or not any(map(large.holds, sets)) else None
+
+
+def verdicts_of(sets: Sequence[Set], before: int, now: int) -> tuple[list[Committed], list[LoggedChange]]:
+    """What `settle` decides on plain sets after version `before`: the verdicts, and the changes to log."""
+    space = sets[0].space
+    return (
+        [Committed(version, (), now) for version in range(before + 1, before + 1 + len(sets))],
+        [LoggedChange(version, space, one.key, PUT, now) for version, one in enumerate(sets, before + 1)],
+    )
