@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import nats
 import pytest
 
 import keyloft
-from keyloft import limits
+from keyloft import InvalidArgument, limits
 from keyloft.plugins import BotDatabase, CurrentValue, DatabaseClient, DatabaseService, PluginEntry, UsedStorage
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.usage import PluginUsage
@@ -168,6 +168,24 @@ async def test_an_update_is_made_again_until_no_one_was_faster(client: DatabaseC
         await client.kv.update("new", lambda _: object())
     with pytest.raises(ZeroDivisionError):
         await client.kv.update("new", lambda _: 1 / 0)
+
+
+async def test_an_update_that_changes_the_value_in_place_and_returns_none_is_refused(client: DatabaseClient) -> None:
+    await client.kv.set_many({"list": [1], "dict": {"a": 1}, "deep": [[1]], "same": [1]})
+    in_place: list[tuple[str, Callable[[Any], Any]]] = [
+        ("list", lambda numbers: numbers.append(2)),
+        ("dict", lambda names: names.update(b=2)),
+        ("deep", lambda lists: lists[0].append(2)),
+        ("absent", lambda numbers: numbers.append(2)),
+    ]
+    for key, change in in_place:
+        with pytest.raises(InvalidArgument, match=r"^fn: .*in place and returned None"):
+            await client.kv.update(key, change, default=[])
+    stored = await client.kv.get_many([key for key, _ in in_place])
+    assert stored == {"list": [1], "dict": {"a": 1}, "deep": [[1]]}
+    assert await client.kv.update("same", lambda _: None) is None, "None is a value like any other"
+    assert await client.kv.update("absent", lambda _: None, default=[]) is None
+    assert await client.kv.get_many(["same", "absent"]) == {"same": None, "absent": None}
 
 
 async def test_an_update_gives_up_after_so_many_conflicts(

@@ -147,6 +147,15 @@ class TestUpdate:
         with pytest.raises(InvalidArgument, match="semantics"):
             await store.update(KEY, lambda value: 1, writer="w")
 
+    async def test_one_that_changes_the_value_in_place_and_returns_none_is_refused(self, store: SemanticStore) -> None:
+        await store.update(KEY, lambda _: {"names": []}, writer="w", semantics=CURSOR)
+        with pytest.raises(InvalidArgument, match=r"^change: .*in place and returned None"):
+            await store.update(KEY, lambda value: value["names"].append("alice"), writer="w")
+        entry = await store.get(KEY)
+        assert entry is not None
+        assert entry.value == {"names": []}
+        assert (await store.update(KEY, lambda _: None, writer="w")).value is None, "None is a value like any other"
+
     async def test_updates_at_once_lose_nothing(self, store: SemanticStore) -> None:
         async def add(number: int) -> None:
             await store.update(

@@ -3,13 +3,13 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime
-from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import msgspec
 
 from keyloft import limits
 from keyloft.core.backoff import back_off
+from keyloft.core.updated_values import kept, updated
 from keyloft.errors import InvalidArgument, VersionConflict
 from keyloft.nats.payloads import to_json
 from keyloft.nats.remote_watch import RemoteWatch
@@ -160,7 +160,7 @@ class PluginKV:
         Args:
             key: Any text of up to 255 characters.
             fn: Called with the stored value, or a copy of the default; returns the new one, or awaits it. It may be
-                called several times.
+                called several times. One that changes a list or dict in place returns that list or dict.
             default: For a key without an entry.
             ttl: The entry expires after this many seconds; None keeps the TTL that it has.
             ttl_seconds: The same as `ttl`.
@@ -172,6 +172,7 @@ class PluginKV:
             VersionConflict: Other writers were faster a hundred times.
             QuotaExceeded: The plugin would store more than it may.
             InvalidValue: What `fn` returned can't be stored.
+            InvalidArgument: `fn` changed the value in place and returned None; nothing was written.
 
         Example:
             await client.kv.update("players", lambda players: [*players, "alice"], default=[])
@@ -179,9 +180,11 @@ class PluginKV:
         seconds = _ttl(ttl, ttl_seconds)
         for attempt in range(limits.UPDATE_ATTEMPTS):
             entry = await self.get(key, meta=True)
-            value = fn(entry.value if entry.exists else deepcopy(default))
-            if isawaitable(value):
-                value = await value
+            if entry.exists:
+                given, before = entry.value, kept(entry.value, limits.PLUGIN_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH)
+            else:
+                given, before = deepcopy(default), lambda: default
+            value = await updated(fn, given, before)
             try:
                 await self.set(key, value, ttl=seconds, keep_ttl=seconds is None, expected_version=entry.version)
             except VersionConflict:

@@ -5,7 +5,6 @@ entries, keeping dead letters, and keeping locks. Keys are those of the subclass
 """
 
 import asyncio
-import inspect
 import os
 import socket
 import uuid
@@ -15,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from keyloft import limits
 from keyloft.core.lazy import LazyList
+from keyloft.core.updated_values import kept, updated
 from keyloft.errors import VersionConflict
 from keyloft.semantic import rules
 from keyloft.semantic.checkpoints import Checkpoint
@@ -86,7 +86,8 @@ class Workflows(Writes):
 
         Args:
             key: `tenant/<tenant>/project/<project>/<path>`; of a `SemanticClient` the path alone.
-            change: Gets the stored value, or None, and returns the next one; it may be called several times.
+            change: Gets the stored value, or None, and returns the next one; it may be called several times. One that
+                changes a list or dict in place returns that list or dict.
             writer: Who writes.
             semantics: What the entry means; without them, those of the stored entry.
             spec_ref: A pointer to the spec that governs this entry; without it, that of the stored entry.
@@ -95,6 +96,7 @@ class Workflows(Writes):
 
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
+            InvalidArgument: `change` changed the value in place and returned None; nothing was written.
         """
         request: WriteRequest | None = None
 
@@ -112,9 +114,9 @@ class Workflows(Writes):
 
         async def prepare() -> WriteRequest:
             current = await self.get(key)
-            value = change(None if current is None else current.value)
-            if inspect.isawaitable(value):
-                value = await value
+            given = None if current is None else current.value
+            before = kept(given, limits.SEMANTIC_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH)
+            value = await updated(change, given, before, "change")
             version, meaning, spec = 0, semantics, spec_ref
             if current is not None:
                 version, meaning, spec = current.version, semantics or current.semantics, spec_ref or current.spec_ref

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime, timedelta
-from inspect import isawaitable
 from typing import Any, Final, Self, TypeVar, overload
 
 from msgspec.structs import replace
@@ -18,6 +17,7 @@ from keyloft.core.paging import Pages
 from keyloft.core.records import Add, Batch, Committed, Delete, Record, Set, Space, Touch
 from keyloft.core.slices import free_in_slices, in_slices
 from keyloft.core.sweeper import sweep, sweep_regularly
+from keyloft.core.updated_values import updated
 from keyloft.errors import CLOSED, Closed, InvalidArgument, InvalidKey, InvalidValue
 from keyloft.tuples import typed
 from keyloft.tuples.atomic import Atomic, check_number, commit
@@ -255,15 +255,7 @@ class Store(StoreReads):
                 return default if record is None else entry_of(self._key(key), record, codec).value
 
             given = deepcopy(default) if record is None else before()
-            value = fn(given)
-            if isawaitable(value):
-                value = await value
-            # None is a value like any other, but `lambda players: players.append("alice")` did not mean it.
-            if value is None and isinstance(given, (list, dict)) and given != before():
-                raise InvalidArgument(
-                    "fn: it changed the value in place and returned None, and None would be stored; return the new "
-                    "value, as in update(key, lambda names: [*names, name])"
-                )
+            value = await updated(fn, given, before)
             return self._set(key, value, type, due, keep_expiry=due == (None, None))
 
         before, done = await change(self.engine, at, decide)

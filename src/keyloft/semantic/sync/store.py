@@ -171,7 +171,8 @@ class SyncSemanticStore(SyncSemanticBase):
 
         Args:
             key: `tenant/<tenant>/project/<project>/<path>`; of a `SemanticClient` the path alone.
-            change: Gets the stored value, or None, and returns the next one; it may be called several times.
+            change: Gets the stored value, or None, and returns the next one; it may be called several times. One that
+                changes a list or dict in place returns that list or dict.
             writer: Who writes.
             semantics: What the entry means; without them, those of the stored entry.
             spec_ref: A pointer to the spec that governs this entry; without it, that of the stored entry.
@@ -180,6 +181,7 @@ class SyncSemanticStore(SyncSemanticBase):
 
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
+            InvalidArgument: `change` changed the value in place and returned None; nothing was written.
         """
         return self._run(
             self._inner.update(
