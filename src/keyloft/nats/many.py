@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -310,14 +311,19 @@ class PartCollector:
 
     def add_first(self, replies: Sequence[bytes], *, is_written: bool) -> None:
         """Add the replies to the first requests, before any other, and send them."""
-        items = [b"[%d,%b]" % item for item in enumerate(replies)]
+        count, first = len(replies), replies[0]
+        # Those to plain sets are alike. Not those to gets: what is cached should hold no values.
+        if is_written and count <= limits.GETS_PER_READ and {*replies} == {first}:
+            items = [_repeated(first, count)]
+        else:
+            items = [b"[%d,%b]" % item for item in enumerate(replies)]
         size = sum(map(len, items)) + len(items)
         if size > self._most_bytes:
             for position, reply in enumerate(replies):
                 self.add(position, reply, is_written)
             return
         self._replies, self._size = items, size
-        self._left -= len(items)
+        self._left -= count
         self._send_replies()
 
     def add(self, position: int, reply: bytes, is_written: bool) -> None:
@@ -346,6 +352,12 @@ class PartCollector:
     def _send_replies(self) -> None:
         replies, self._replies, self._size = self._replies, [], 0
         self._send(_PART % (b",".join(replies), self._left), not self._left)
+
+
+@lru_cache(limits.GETS_PER_READ)
+def _repeated(reply: bytes, count: int) -> bytes:
+    """The items of a part for the first requests of a message, if their replies are the same."""
+    return b",".join([b"[%d,%b]" % (position, reply) for position in range(count)])
 
 
 def _too_large(is_written: bool) -> bytes:
