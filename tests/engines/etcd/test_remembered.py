@@ -80,36 +80,54 @@ async def test_two_processes_that_write_at_once_replace_rows_as_they_are(
     assert (await admin.check(etcd_url)).findings == ()
 
 
-async def test_a_process_learns_what_another_one_wrote_without_reading_it(
-    etcd_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both set the same keys again and again: once each has met all of them, no rows are read."""
-    rows_read = 0
+@pytest.fixture
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[Address]:
+    """The rows that engines read before they write, as they read them."""
+    found: list[Address] = []
     read = RowCache.read
 
-    def counting(cache: RowCache, rows: Mapping[Address, StoredRow]) -> None:
-        nonlocal rows_read
-        rows_read += len(rows)
+    def noting(cache: RowCache, rows: Mapping[Address, StoredRow]) -> None:
+        found.extend(rows)
         read(cache, rows)
 
-    monkeypatch.setattr(RowCache, "read", counting)
+    monkeypatch.setattr(RowCache, "read", noting)
+    return found
+
+
+async def write_keys(kv: keyloft.Store) -> None:
+    for key in _KEYS:
+        await kv.set(key, 1)
+
+
+async def test_a_process_learns_what_another_one_wrote_without_reading_it(
+    etcd_url: str, rows_read: list[Address]
+) -> None:
+    """Both set the same keys again and again: once each has met all of them, no rows are read."""
     async with (
         keyloft.open(etcd_url, sweep_every=None) as one,
         keyloft.open(etcd_url, sweep_every=None) as other,
     ):
-
-        async def write(kv: keyloft.Store) -> None:
-            for key in _KEYS:
-                await kv.set(key, 1)
-
         for _ in range(3):
-            await write(one)
-            await write(other)
-        rows_read = 0
+            await write_keys(one)
+            await write_keys(other)
+        rows_read.clear()
         for _ in range(3):
-            await write(one)
-            await write(other)
-    assert rows_read == 0
+            await write_keys(one)
+            await write_keys(other)
+    assert rows_read == []
+
+
+async def test_the_first_commit_of_another_process_costs_no_one_its_cache(
+    etcd_url: str, rows_read: list[Address]
+) -> None:
+    async with (
+        keyloft.open(etcd_url, sweep_every=None) as one,
+        keyloft.open(etcd_url, sweep_every=None) as other,
+    ):
+        await write_keys(one)
+        await other.set(("another",), 1)
+        await write_keys(one)
+    assert rows_read == []
 
 
 async def test_rows_that_were_written_without_a_note_are_read_again(etcd_url: str, tmp_path: Path) -> None:

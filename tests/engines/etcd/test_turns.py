@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 from msgspec.structs import replace
 
+from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Committed, Set, Space
 from keyloft.core.urls import DatabaseUrl
@@ -94,6 +95,30 @@ async def test_the_turn_of_a_process_that_is_gone_holds_up_no_one(
         turns.left(replace(view.counter, writer="gone", version=view.counter.version + 1), 0)
         await turns.wait(asyncio.get_running_loop().time())
         await set_key(engine, b"k")
+
+
+async def test_a_process_waits_once_for_others_that_have_stopped_writing(
+    etcd_url: str, views: RevisionViews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before each further commit, for as long as it remembers them: that would leave a few commits in a second."""
+    monkeypatch.setattr(limits, "ETCD_TURN_SECONDS", 0.0)
+    engine = await open_engine(etcd_url)
+    await engine.aclose()
+    view, _ = await views.fetch()
+    own = replace(view.counter, writer=views.writer)
+    stored = transactions.put(view.keys.counter, layout.pack_counter(own))
+    await views.cluster.ask("Txn", transactions.transaction((), [stored]))
+    turns, arrived = WriterTurns(views, RowCache()), asyncio.get_running_loop().time()
+
+    def commit(counter: StoreState) -> None:
+        turns.committed(turns.left(counter, arrived))
+
+    commit(own)
+    commit(replace(own, writer="other", version=own.version + 1))
+    commit(own)
+    assert await turns.give_way(arrived)
+    commit(own)
+    assert not await turns.give_way(arrived)
 
 
 _BUSY = """

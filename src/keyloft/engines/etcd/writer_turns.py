@@ -109,6 +109,7 @@ class WriterTurns:
                 seen, seen_at = view.counter_revision, self._time()
             if view.counter.writer == self._views.writer:
                 if self._time() >= handover:
+                    self._rivals.clear()  # none of them has anything to write now
                     return
                 pause = limits.ETCD_HANDOVER_POLL_SECONDS
             elif left and self._time() < seen_at + self._quiet_seconds:
@@ -134,9 +135,12 @@ class WriterTurns:
             self._rivals[name] = self._last_rival = self._time()
 
     def _saw(self, counter: StoreState) -> None:
-        # What the first counter tells may be long ago.
-        if self._version not in (None, counter.version) and counter.writer not in ("", self._views.writer):
-            self._rivals[counter.writer] = self._last_rival = self._time()
+        if self._version != counter.version and counter.writer not in ("", self._views.writer):
+            if self._version is not None:
+                self._rivals[counter.writer] = self._last_rival = self._time()
+            # What the first counter tells may be long ago; if not, the other one wants to know what is written now.
+            elif self._views.cluster.clock.now() < counter.at + 1000 * limits.ETCD_NOTING_SECONDS:
+                self._last_rival = self._time()
         self._version = counter.version
 
     @property
