@@ -78,9 +78,6 @@ ETCD_FREE_RACES: Final = 8
 """A commit that has lost up to this many races against other processes is tried again at once: with a pause after each
 loss, the process that won the last race wins the next ones, too."""
 
-ETCD_ANNOUNCED_RACES: Final = 2
-"""After so many lost races, and then now and then, a process asks the one that wins them for a turn."""
-
 ETCD_RACE_PAUSES: Final = (0.001, 0.05)
 """The first and the longest pause after each further one; they double, at random."""
 
@@ -116,6 +113,9 @@ ETCD_NOTES_READ: Final = 64
 
 ETCD_TURN_PAUSE_SECONDS: Final = 0.01
 """A process whose next batch arrives later than this after its last commit asks for no turn: it has little to write."""
+
+ETCD_FEW_BATCHES: Final = 8
+"""If so many batches arrive together, at most; with more, others are likely to follow them."""
 
 ETCD_RIVAL_SECONDS: Final = 1.0
 """For how long a process takes turns after it has seen a commit of another one."""

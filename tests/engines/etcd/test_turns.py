@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from keyloft.engines import open_engine
 from keyloft.engines.etcd import layout, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.layout import StoreState
-from keyloft.engines.etcd.row_cache import RowCache
+from keyloft.engines.etcd.messages import KeyValue, RangeRequest
 from keyloft.engines.etcd.views import RevisionViews
 from keyloft.engines.etcd.writer_turns import WriterTurns
 
@@ -90,11 +91,84 @@ async def test_the_turn_of_a_process_that_is_gone_holds_up_no_one(
     gone = layout.pack_counter(replace(view.counter, writer="gone", turn_left=3_600_000))
     await views.cluster.ask("Txn", transactions.transaction((), [transactions.put(view.keys.counter, gone)]))
     async with asyncio.timeout(60):
-        turns = WriterTurns(views, RowCache())  # of one that has lost a race against it
+        turns = WriterTurns(views)  # of one that has lost a race against it
         turns.left(view.counter, 0)
         turns.left(replace(view.counter, writer="gone", version=view.counter.version + 1), 0)
         await turns.wait(asyncio.get_running_loop().time())
         await set_key(engine, b"k")
+
+
+async def test_a_commit_that_loses_a_race_asks_for_a_turn(two: tuple[Engine, Engine], views: RevisionViews) -> None:
+    """Else the process that wins would never notice it."""
+    one, other = two
+    await set_key(one, b"k")
+    await set_key(other, b"k")
+    asked = RangeRequest(key=views.keys.waiting)
+    assert not (await views.cluster.ask("Range", asked)).kvs
+    await set_key(one, b"k")  # as it remembers the store, which the other one has changed
+    [waiting] = (await views.cluster.ask("Range", asked)).kvs
+    assert waiting.value.decode() == (await counter_of(views)).writer
+
+
+async def test_a_process_that_wrote_alone_gives_way_to_one_that_asks(etcd_url: str, views: RevisionViews) -> None:
+    await (await open_engine(etcd_url)).aclose()
+    view, _ = await views.fetch()
+    turns, arrived = WriterTurns(views), asyncio.get_running_loop().time()
+    turns.committed(turns.left(replace(view.counter, writer=views.writer), arrived))
+    assert not await turns.give_way(arrived)
+    asked = KeyValue(key=view.keys.waiting, value=b"other", mod_revision=view.revision)
+    turns.saw_waiting(asked, since=view.revision)  # before its last commit
+    assert not await turns.give_way(arrived)
+    turns.saw_waiting(asked, since=view.revision - 1)
+    assert await turns.give_way(arrived)
+    await turns.aclose()
+
+
+async def test_a_process_asks_others_to_wait_if_more_is_likely_to_follow(views: RevisionViews) -> None:
+    turns = WriterTurns(views)
+    turns.left(StoreState(store_id="s", version=1), 0)
+    counter = StoreState(store_id="s", version=2, writer="other")
+    long_after = asyncio.get_running_loop().time() + 60
+    assert turns.left(counter, long_after, limits.ETCD_FEW_BATCHES) == 0
+    assert turns.left(counter, long_after, limits.ETCD_FEW_BATCHES + 1) > 0
+
+
+async def test_a_process_that_waits_learns_of_the_end_of_a_turn_without_reading(
+    etcd_url: str, views: RevisionViews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ETCD_QUIET_SECONDS", 30.0)
+    monkeypatch.setattr(limits, "ETCD_RIVAL_SECONDS", 60.0)
+    monkeypatch.setattr(limits, "ETCD_LONGEST_TURNS_SECONDS", 30.0)
+    await (await open_engine(etcd_url)).aclose()
+    view, _ = await views.fetch()
+    reads = 0
+    fetch = views.fetch
+
+    async def counting(*given: Any, **options: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await fetch(*given, **options)
+
+    monkeypatch.setattr(views, "fetch", counting)
+
+    async def commit_of_another(turn_left: int) -> None:
+        counter = layout.pack_counter(replace(view.counter, version=2, writer="other", turn_left=turn_left))
+        await views.cluster.ask("Txn", transactions.transaction((), [transactions.put(view.keys.counter, counter)]))
+
+    turns, arrived = WriterTurns(views), asyncio.get_running_loop().time()
+    turns.left(view.counter, arrived)
+    turns.left(replace(view.counter, version=2, writer="other"), arrived)
+    async with asyncio.timeout(20):
+        await commit_of_another(turn_left=1000)
+        waiting, before = asyncio.create_task(turns.wait(arrived)), -1
+        while before < reads:  # until the watch has begun
+            before = reads
+            await asyncio.wait([waiting], timeout=0.3)
+        assert not waiting.done()
+        await commit_of_another(turn_left=0)
+        await waiting
+    assert reads == before
+    await turns.aclose()
 
 
 async def test_a_process_waits_once_for_others_that_have_stopped_writing(
@@ -108,7 +182,7 @@ async def test_a_process_waits_once_for_others_that_have_stopped_writing(
     own = replace(view.counter, writer=views.writer)
     stored = transactions.put(view.keys.counter, layout.pack_counter(own))
     await views.cluster.ask("Txn", transactions.transaction((), [stored]))
-    turns, arrived = WriterTurns(views, RowCache()), asyncio.get_running_loop().time()
+    turns, arrived = WriterTurns(views), asyncio.get_running_loop().time()
 
     def commit(counter: StoreState) -> None:
         turns.committed(turns.left(counter, arrived))
@@ -119,6 +193,7 @@ async def test_a_process_waits_once_for_others_that_have_stopped_writing(
     assert await turns.give_way(arrived)
     commit(own)
     assert not await turns.give_way(arrived)
+    await turns.aclose()
 
 
 _BUSY = """

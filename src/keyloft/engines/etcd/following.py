@@ -3,16 +3,12 @@
 import asyncio
 import contextlib
 import logging
-from typing import Any
-
-import grpc  # type: ignore[import-untyped,unused-ignore]
 
 from keyloft import limits
 from keyloft.engines.commit.batcher import Batcher
 from keyloft.engines.etcd import errors
+from keyloft.engines.etcd.counter_watch import counters
 from keyloft.engines.etcd.errors import Failure
-from keyloft.engines.etcd.layout import counter_key, unpack_counter
-from keyloft.engines.etcd.messages import WatchCreateRequest, WatchRequest
 from keyloft.engines.etcd.reads import EtcdReads
 from keyloft.engines.etcd.views import RevisionViews
 from keyloft.engines.watches.feed import ChangeFeed
@@ -30,7 +26,6 @@ class CounterFollower:
         self._reads = reads
         self._feed = feed
         self._batcher = batcher
-        self._key = counter_key(views.cluster.address.prefix)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -50,32 +45,19 @@ class CounterFollower:
         while True:
             member = self._cluster.member
             try:
-                metadata = await self._cluster.metadata(member, limits.ETCD_TRY_SECONDS)
-                call = member.calls["Watch"](metadata=metadata)
-                try:
-                    await self._read(call)
-                finally:
-                    call.cancel()
+                async with contextlib.aclosing(counters(self._cluster, member)) as moves:
+                    async for move in moves:
+                        if move is None:
+                            # What was committed before the watch began is not reported by it.
+                            await self._observe()
+                        elif move[1].writer != self._writer:  # the outcome of its own commits is reported to the feed
+                            self._feed.observe(move[1].version)
             except Failure as error:
                 self._cluster.failed(member, error)
                 logger.debug("following %s was interrupted: %s", self._cluster.name, errors.details(error))
             except KeyloftError as error:
                 logger.warning("following %s failed, trying again: %s", self._cluster.name, error)
             await asyncio.sleep(limits.ETCD_RETRY_SECONDS)
-
-    async def _read(self, call: Any) -> None:
-        await call.write(WatchRequest(create_request=WatchCreateRequest(key=self._key)))
-        while (response := await call.read()) is not grpc.aio.EOF:
-            if response.created:
-                # What was committed before the watch began is not reported by it.
-                await self._observe()
-            if response.canceled:
-                return
-            for event in response.events:
-                if event.kv.value:
-                    counter = unpack_counter(self._cluster.name, event.kv.value)
-                    if counter.writer != self._writer:  # the outcome of its own commits is reported to the feed
-                        self._feed.observe(counter.version)
 
     async def _poll(self) -> None:
         """Read the counter now and then: a member that was stopped keeps its connections, and is silent."""

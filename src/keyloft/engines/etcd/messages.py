@@ -83,6 +83,7 @@ def _message(name: str) -> Any:
     return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
 
 
+KeyValue: Final = _message("KeyValue")
 RangeRequest: Final = _message("RangeRequest")
 PutRequest: Final = _message("PutRequest")
 DeleteRangeRequest: Final = _message("DeleteRangeRequest")

@@ -1,34 +1,30 @@
 """Divides time among the processes that write, so that few of their commits lose a race.
 
 A commit that loses costs etcd as much as one that wins. So a process with rivals commits for some milliseconds, writes
-into the version counter how much of its turn is left, and then gives way. The others wait for so long, or until it has
-not committed for a while, and learn meanwhile what it wrote. A process that wins all races does not notice its rivals:
-these ask for a turn under a key that each commit reads. Only speed depends on all this: a process that does not wait,
+into the version counter how much of its turn is left, and then gives way. The others watch the counter, and wait for so
+long, or until it has not committed for a while. A process that wins all races does not notice its rivals: a commit that
+loses asks for a turn, under a key that each commit reads. Only speed depends on all this: a process that does not wait,
 or that ends within its turn, harms no one.
 """
 
 import asyncio
 import math
 import random
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from keyloft import limits
 from keyloft.engines.etcd import transactions
-from keyloft.engines.etcd.errors import Failure
+from keyloft.engines.etcd.counter_watch import SeenCounter
 from keyloft.engines.etcd.layout import KeyLayout, StoreState
-from keyloft.engines.etcd.row_cache import RowCache
 from keyloft.engines.etcd.views import RevisionViews
 
 
 class WriterTurns:
     """The turns of one engine among all that write into a store."""
 
-    def __init__(self, views: RevisionViews, cache: RowCache) -> None:
-        """`cache` learns what others have written while this engine waits for its turn."""
+    def __init__(self, views: RevisionViews) -> None:
         self._views = views
-        self._cache = cache
+        self._seen = SeenCounter(views.cluster)
         self._time = asyncio.get_running_loop().time
         self._rivals: dict[str, float] = {}
         """When a commit of another engine was last seen, by its name."""
@@ -46,21 +42,24 @@ class WriterTurns:
         self._commit_seconds = 0.0
         """How long a commit takes, on average."""
 
-    def left(self, counter: StoreState, arrived: float) -> int:
+    def left(self, counter: StoreState, arrived: float, batches: int = 1) -> int:
         """How many milliseconds of the turn are left after a commit that begins now.
 
         Args:
             counter: What it replaces.
-            arrived: When its first batch arrived; after a longer pause it is taken for a single one.
+            arrived: When its first batch arrived.
+            batches: How many it has; a few after a longer pause are taken for all that there is to write.
         """
         self._saw(counter)
         time = self._began_commit = self._time()
         pause = limits.ETCD_TURN_PAUSE_SECONDS + self._commit_seconds  # a busy machine takes longer for both
-        if not self._count_rivals() or arrived > self._last_commit + pause:
+        is_after_pause = arrived > self._last_commit + pause
+        if is_after_pause or not self._count_rivals() or counter.writer != self._views.writer:
             self._began = time
+        if not self._rivals:
+            self._seen.stop()  # it would report each of this engine's own commits
+        if not self._rivals or (is_after_pause and batches <= limits.ETCD_FEW_BATCHES):
             return 0
-        if counter.writer != self._views.writer:
-            self._began = time
         left = self._began + limits.ETCD_TURN_SECONDS - time
         # The last commit of a turn says so: those that wait need not find out that no other one follows.
         return round(1000 * left) if left > self._commit_seconds else 0
@@ -76,7 +75,7 @@ class WriterTurns:
         """After this engine's turn, wait until another one has had its own, if there is one.
 
         Returns:
-            Whether it has waited, so that the cache is up to date.
+            Whether it has waited, so that others may have written.
         """
         is_over = self._is_over
         if is_over:
@@ -93,45 +92,48 @@ class WriterTurns:
         if self._is_over:
             self._is_over = False
             handover = self._last_commit + limits.ETCD_HANDOVER_SECONDS + 2 * self._commit_seconds
-            # Another one has its first commit before it.
-            await asyncio.sleep(min(self._commit_seconds, limits.ETCD_HANDOVER_SECONDS / 2))
+        self._seen.follow()
         deadline, is_late = self._time() + limits.ETCD_LONGEST_TURNS_SECONDS, False
-        seen, seen_at = 0, -math.inf
         while (rivals := self._count_rivals()) and self._time() < deadline:
-            # What the member has not heard of yet, the comparison of the next commit finds.
-            view, news = await self._views.fetch(
-                partial(self._cache.news, serializable=True), arrived, serializable=True
-            )
-            self._cache.catch_up(view, news)
-            self._saw(view.counter)
-            left = view.counter.turn_left / 1000
-            if view.counter_revision != seen:
-                seen, seen_at = view.counter_revision, self._time()
-            if view.counter.writer == self._views.writer:
-                if self._time() >= handover:
+            counter = await self._newest_counter(arrived)
+            time, left = self._time(), counter.turn_left / 1000
+            if counter.writer == self._views.writer:
+                if time >= handover:
                     self._rivals.clear()  # none of them has anything to write now
                     return
-                pause = limits.ETCD_HANDOVER_POLL_SECONDS
-            elif left and self._time() < seen_at + self._quiet_seconds:
-                # Its last commit says that nothing is left: look for that one from a bit before it on.
-                pause = min(left - self._commit_seconds, self._quiet_seconds)
-                is_late, pause = False, max(pause, limits.ETCD_HANDOVER_POLL_SECONDS)
+                pause = handover - time
+            elif left and time < self._seen.at + self._quiet_seconds:
+                is_late, pause = False, self._seen.at + self._quiet_seconds - time
             elif is_late or rivals == 1:
                 return  # its turn is over, or it has nothing more to write
             else:
                 is_late, pause = True, self._delay(arrived)
-            await asyncio.sleep(pause)
+            await self._seen.moves(pause if self._seen.is_live else min(pause, limits.ETCD_HANDOVER_POLL_SECONDS))
 
-    async def ask_for(self, keys: KeyLayout) -> None:
-        """Let the engine that wins all races know of this one: that one loses none, and would never notice."""
-        put = transactions.put(keys.waiting, self._views.writer.encode())
-        with suppress(Failure):  # the next try says what is wrong
-            await self._views.cluster.call("Txn", transactions.transaction((), [put]), limits.ETCD_TRY_SECONDS)
+    async def _newest_counter(self, arrived: float) -> StoreState:
+        """The counter as the watch has reported it, or as it is read until the watch has begun."""
+        counter = self._seen.counter
+        if counter is None or not self._seen.is_live:
+            # What the member has not heard of yet, the comparison of the next commit finds.
+            view, _ = await self._views.fetch(arrived=arrived, serializable=True)
+            self._seen.saw(view.counter_revision, view.counter)
+            counter = self._seen.counter or view.counter
+        self._saw(counter)
+        return counter
+
+    async def aclose(self) -> None:
+        await self._seen.aclose()
+
+    def ask(self, keys: KeyLayout) -> Any:
+        """What a commit that loses writes, so that the engine that wins all races notices this one."""
+        return transactions.put(keys.waiting, self._views.writer.encode())
 
     def saw_waiting(self, waiting: Any, since: int) -> None:
         """A commit has met the key of an engine that asks for a turn; older than the last commit, it says nothing."""
         name = waiting.value.decode()
         if waiting.mod_revision > since and name != self._views.writer:
+            # One that is new has waited while this engine wrote alone: it goes next.
+            self._is_over = self._is_over or name not in self._rivals
             self._rivals[name] = self._last_rival = self._time()
 
     def _saw(self, counter: StoreState) -> None:

@@ -65,7 +65,7 @@ class EtcdWriter:
         self._cluster = views.cluster
         self._history = history
         self._cache = RowCache()
-        self._turns = WriterTurns(views, self._cache)
+        self._turns = WriterTurns(views)
         self._loop = asyncio.get_running_loop()
         self._last_version = 0
         self._trimming: asyncio.Task[None] | None = None
@@ -101,6 +101,7 @@ class EtcdWriter:
         return failed(group, unknown, self._last_version)
 
     async def aclose(self) -> None:
+        await self._turns.aclose()
         if self._trimming is not None:
             await asyncio.wait([self._trimming], timeout=limits.ETCD_LAST_TRIM_SECONDS)
             self._trimming.cancel()
@@ -148,6 +149,8 @@ class _Commit:
         self._addresses = sorted(self._needs.keys() | sets)
         self._lost: list[_Try] = []
         self._races = 0
+        self._has_waited = False
+        """Whether the member that is asked has just reported the end of another engine's turn."""
         self._seconds = limits.ETCD_TRY_SECONDS
         self._chunks: StoredChunks = {}
 
@@ -174,7 +177,8 @@ class _Commit:
 
     async def _decide(self) -> "Outcome | _Try":
         """The try that has landed, or the outcome if nothing is to be written."""
-        loaded = self._remember(is_up_to_date=await self._turns.give_way(self._arrived))
+        self._has_waited = await self._turns.give_way(self._arrived)
+        loaded = None if self._has_waited else self._remember(is_up_to_date=False)
         while True:
             try:
                 if loaded is None:
@@ -193,7 +197,7 @@ class _Commit:
                 if landed is not None:
                     return landed
                 if self._races and await self._has_paused_after_race(loaded):
-                    loaded = self._remember(is_up_to_date=True)
+                    loaded, self._has_waited = None, True
             except Failure as error:
                 loaded = None
                 if not errors.is_compacted(error):
@@ -216,7 +220,9 @@ class _Commit:
         wanted = self._cache.known(self._addresses)[1] if uses_cache else self._addresses
         some = wanted[: limits.ETCD_KEYS_PER_READ]
         # A group of sets is written whatever was read: if that was old, its comparison fails, and the reply is new.
-        serializable = not self._needs and not self._lost and not self._races and self._turns.is_alone
+        is_known_here = self._has_waited or (not self._races and self._turns.is_alone)
+        serializable = not self._needs and not self._lost and is_known_here
+        self._has_waited = False
 
         def reads(keys: KeyLayout) -> list[Any]:
             others = [transactions.read(one.log_key) for one in self._lost]
@@ -277,7 +283,7 @@ class _Commit:
             at=now,
             log_size=rows[-1].size,
             writer=self._views.writer,
-            turn_left=self._turns.left(view.counter, self._arrived),
+            turn_left=self._turns.left(view.counter, self._arrived, len(self._group)),
         )
         draft = CommitDraft(keys, loaded.rows)
         for address, write in settled.writes.items():
@@ -309,7 +315,7 @@ class _Commit:
             if len(operations) > transactions.FLAT:
                 return None, None
             compare += [transactions.is_unchanged(keys.data(*address), 0) for address in loaded.absent]
-        request = transactions.transaction(compare, operations, reads)
+        request = transactions.transaction(compare, operations, [*reads, self._turns.ask(keys)])
         attempt = _Try(commit_id, keys, view.counter_revision, committed(settled, base), draft.chunks.values())
         self._lost.append(attempt)
         try:
@@ -367,8 +373,6 @@ class _Commit:
         if newer is None or newer.view.counter.turn_left:
             await self._turns.wait(self._arrived)
             return True
-        if self._races % limits.ETCD_FREE_RACES == limits.ETCD_ANNOUNCED_RACES:
-            await self._turns.ask_for(newer.view.keys)
         shortest, longest = limits.ETCD_RACE_PAUSES
         if (beyond := self._races - limits.ETCD_FREE_RACES) > 0:
             await asyncio.sleep(random.uniform(0, min(shortest * 2 ** min(beyond, 16), longest)))
