@@ -5,13 +5,16 @@ import os
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from keyloft import limits
+from keyloft.core.records import Ask, Record
+from keyloft.http.wire import WireEntry, wire_entry
 from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, Events, RunningApi, running_api
 from tests.http.test_crowds import TOKEN, service
 from tests.http.test_kv import problem
@@ -210,3 +213,86 @@ async def test_a_backlog_that_a_killed_service_did_not_finish_is_resumed(tmp_pat
                 if not is_last:
                     served.process.kill()
     assert found == {f"w/={number}" for number in range(40)}
+
+
+async def test_a_large_event_is_written_to_many_listeners_only_as_there_is_room(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HTTP_FULL_BYTES", 4_000_000)
+    listeners = 40
+    with ExitStack() as closing:
+        for _ in range(listeners):
+            deaf(closing, api.port, "/v1/watch?prefix=w")
+        await until(lambda: api.context.meters.watches == listeners)
+        most = 0
+        async with asyncio.timeout(LONGEST_SECONDS):
+            # The first ones fit the buffers of the operating system.
+            while api.context.meters.watches > listeners // 2:
+                await put(api, "w/large", b"x" * 1_000_000)
+                most = max(most, unread_bytes(api))
+    assert most < 4_000_000 + 2 * 1_400_000
+
+
+async def test_watches_that_were_small_and_grow_are_read_within_the_bound(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = api.context.database()
+    reading = most = 0
+    read = engine.read
+
+    async def slow_read(*asks: Ask) -> list[Any]:
+        nonlocal reading, most
+        if len(asks) < 31:
+            return await read(*asks)
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0.01)
+        reading -= 1
+        return await read(*asks)
+
+    monkeypatch.setattr(engine, "read", slow_read)
+    keys = "&".join([f"key=k/={number}" for number in range(30)])
+    async with AsyncExitStack() as closing:
+        watches = [
+            await closing.enter_async_context(api.watch(f"{keys}&key=own/={number}", base="/v1")) for number in range(8)
+        ]
+        for events in watches:
+            assert [(await events.next())[0] for _ in range(2)] == ["ready", "change"]
+        most = 0
+        await put(api, "k/=1")
+        for events in watches:
+            assert (await events.next())[0] == "change"
+    assert most == limits.HTTP_WATCH_READ_BYTES // limits.HTTP_REPLY_BYTES
+
+
+async def test_other_requests_are_answered_between_the_parts_of_large_answers(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        await put(api, f"k/={number}", b"x" * 900_000)
+    iteration = 0
+    made: list[int] = []
+
+    def count() -> None:
+        nonlocal iteration
+        iteration += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    def encoded(key: str, record: Record | None, *, with_value: bool = True) -> WireEntry:
+        if record is not None:
+            made.append(iteration)
+        return wire_entry(key, record, with_value=with_value)
+
+    count()
+    monkeypatch.setattr("keyloft.http.sse.wire_entry", encoded)
+    monkeypatch.setattr("keyloft.http.batches.wire_entry", encoded)
+    names = [f"k/={number}" for number in range(20)]
+
+    async def watch(number: int) -> None:
+        async with api.watch("&".join([f"key={name}" for name in (*names, f"own/={number}")])) as events:
+            assert (await events.next())[0] == "ready"
+            await keys_until(events, 21)
+
+    await asyncio.gather(*map(watch, range(3)), *[api.post("/v1/get", {"keys": names}) for _ in range(3)])
+    assert len(made) == 6 * 20
+    assert len(set(made)) == len(made)  # at most one in an iteration of the event loop

@@ -96,7 +96,8 @@ class KeyBatches:
 
     def __init__(self, context: HttpContext) -> None:
         self._context = context
-        self._gets = asyncio.Semaphore(limits.HTTP_GETS)
+        self._reads = asyncio.Semaphore(limits.HTTP_GETS)
+        self._large_answer = asyncio.Lock()
 
     async def get(self, request: HttpRequest) -> HttpReply:
         """Several entries as of one moment."""
@@ -111,17 +112,33 @@ class KeyBatches:
         for key in encoded:
             request.token.check_key(store, key)
         texts = list(map(shown_key, encoded))
-        async with self._gets:
-            await request.room()
-            gets = [Get(_TUPLES, key) for key in encoded]
-            records = await _read(engine, gets)
-            while _size_of(records) > limits.HTTP_LARGE_VALUE_BYTES and request.must_wait():
-                records = []  # not kept while this waits: another large answer was made meanwhile
-                await request.room()
-                records = await _read(engine, gets)
-            body = _answer(texts, records)
+        body = await self._answer(request, engine, [Get(_TUPLES, key) for key in encoded], texts)
         audit_log.read(request.token, "read", store, texts)
         return HttpReply(body)
+
+    async def _answer(self, request: HttpRequest, engine: Engine, gets: list[Get], texts: Sequence[str]) -> bytes:
+        """The answer with some entries. A small one waits for no large one but for its read."""
+        async with self._reads:
+            records = await _read(engine, gets)
+            if _size_of(records) <= limits.HTTP_LARGE_VALUE_BYTES:
+                entries = [wire_entry(text, record) for text, record in zip(texts, records, strict=True)]
+                return to_json({"entries": entries})
+        if self._large_answer.locked() or request.must_wait():
+            records = []  # not kept while this waits
+        async with self._large_answer:
+            while not records or request.must_wait():
+                records = []
+                await request.room()
+                records = await _read(engine, gets)
+            # Each record is dropped as soon as its part is made, and others are answered in between.
+            parts: list[bytes] = []
+            records.reverse()
+            for text in texts:
+                if (record := records.pop()) is not None and len(record.value) > limits.HTTP_LARGE_VALUE_BYTES:
+                    await self._context.large_parts.turn()
+                parts += (b"," if parts else b'{"entries":[', to_json(wire_entry(text, record)))
+                del record
+            return b"".join([*parts, b"]}"])
 
     async def atomic(self, request: HttpRequest) -> HttpReply:
         """Checks and writes, all or nothing."""
@@ -182,17 +199,6 @@ async def _read(engine: Engine, gets: list[Get]) -> list[Record | None]:
         records = await engine.read(*gets)
         _check_size(records)
     return records
-
-
-def _answer(texts: Sequence[str], records: list[Record | None]) -> bytes:
-    """The answer with some entries. Of large ones, each record is dropped as soon as its part is made."""
-    if _size_of(records) <= limits.HTTP_PAGE_BYTES:
-        return to_json({"entries": [wire_entry(text, record) for text, record in zip(texts, records, strict=True)]})
-    parts: list[bytes] = []
-    records.reverse()
-    for text in texts:
-        parts += (b"," if parts else b'{"entries":[', to_json(wire_entry(text, records.pop())))
-    return b"".join([*parts, b"]}"])
 
 
 def _size_of(records: Sequence[Record | None]) -> int:

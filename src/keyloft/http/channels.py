@@ -8,8 +8,7 @@ for them in memory, and sends large ones as fast as its listeners read them.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -17,16 +16,15 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.core.engine import Engine, PacedWatch
 from keyloft.core.records import Change, Changes, Get, Latest, LogPosition, Record, Scan
-from keyloft.errors import Busy, Closed, KeyloftError, ReplyTooLarge
+from keyloft.errors import Closed, KeyloftError, ReplyTooLarge
+from keyloft.http.failure_log import FailureLog
 from keyloft.http.problems import is_unexpected, problem_of
-from keyloft.http.wire import shown_key, to_json, wire_entry
+from keyloft.http.sse import as_chunk, change_events, event_text
+from keyloft.http.watch_turns import WatchTurns
 
 logger = logging.getLogger(__name__)
 
 WatchedKeys: TypeAlias = tuple[Get | Scan, ...]
-
-HEARTBEAT: Final = b"3\r\n:\n\n\r\n"
-"""A comment, which keeps a connection alive; as a chunk of the body, like events."""
 
 
 class KeptEvent(Struct, frozen=True):
@@ -71,43 +69,6 @@ class EventListener:
         """The version up to which it knows all."""
 
 
-class WatchTurns:
-    """Bounds what all channels have in memory at a time."""
-
-    def __init__(self) -> None:
-        self.reads = asyncio.Semaphore(limits.HTTP_WATCH_READS)
-        self.large_reads = asyncio.Semaphore(limits.HTTP_LARGE_READS)
-        self._large = asyncio.Semaphore(limits.HTTP_LARGE_STATES)
-        self._waiting = 0
-
-    @property
-    def are_awaited(self) -> bool:
-        """Whether one waits for a large state."""
-        return self._waiting > 0
-
-    def check_large(self) -> None:
-        """Refuse one more large state.
-
-        Raises:
-            Busy: So many wait that it would take long.
-        """
-        if self._waiting >= limits.HTTP_WAITING_STATES:
-            raise Busy("key: too many watches of large values begin at a time; try again later, or watch fewer keys")
-
-    @asynccontextmanager
-    async def large(self) -> AsyncIterator[None]:
-        """A large state may be in memory."""
-        self._waiting += 1
-        try:
-            await self._large.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._large.release()
-
-
 class EventChannel:
     """One watch of the database, and its listeners."""
 
@@ -116,7 +77,9 @@ class EventChannel:
         engine: Engine,
         asks: WatchedKeys,
         since: int | None,
+        *,
         turns: WatchTurns,
+        failures: FailureLog,
         room: Callable[[], Awaitable[None]],
     ) -> None:
         """Prepare it.
@@ -126,16 +89,17 @@ class EventChannel:
             asks: Keys, or one range.
             since: Report what changed after this version; None for what changes from now on.
             turns: Of all channels.
+            failures: Where failures are logged.
             room: Waits until more may be sent.
         """
         self._engine = engine
         self._asks = asks
         self._keys = [ask.key for ask in asks if isinstance(ask, Get)]
         self._of_keys = bool(self._keys)
-        self._may_be_large = len(self._keys) > 1
-        """Whether the values of the keys may be too large to be sent in one go."""
+        self._most_bytes = _most_bytes(len(self._keys))
         self._since = since
         self._turns = turns
+        self._failures = failures
         self._room = room
         self._watch: PacedWatch | None = None
         self._events: deque[KeptEvent] = deque()
@@ -215,11 +179,15 @@ class EventChannel:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            self._task = (
+                None  # its exception has this channel in its traceback: neither would be freed before a collection
+            )
 
     async def _run(self) -> None:
         assert self._started is not None
         try:
-            await self._check_size()
+            async with self._turns.reading(self._most_bytes):
+                await self._check_size()
             # Here, and not before: some engines bind a watch to the task that reads it.
             watch = self._engine.watch(*self._asks, since=self._since)
             assert isinstance(watch, PacedWatch), "a store over HTTP is not served over HTTP"
@@ -263,28 +231,36 @@ class EventChannel:
             _check_fits(size)
 
     async def _report_next(self, watch: PacedWatch) -> None:
-        """Report what there is; nothing of it stays in memory while this waits for anything else."""
+        """Report what there is; nothing of it stays in memory while this waits for listeners to read."""
         assert self._started is not None
         await self._room()
-        async with self._turns.large_reads if self._may_be_large else self._turns.reads:
+        async with self._turns.reading(self._most_bytes):
+            if self._most_bytes >= limits.HTTP_REPLY_BYTES:
+                await self._turns.parts.turn()
             if self._of_keys and self._started.done():
                 await self._check_size()
             changes = await watch.take()
             if not changes:
                 return
-            self.version = max(self.version, watch.reported_to or 0)
+            reached = max(self.version, watch.reported_to or 0)
+            size = _size_of([each.record for each in changes])
             if self._of_keys:
-                size = _size_of([each.record for each in changes])
                 _check_fits(size)
-                self._may_be_large = size > limits.HTTP_KEPT_EVENT_BYTES
-            if not self._may_be_large:
-                unread = self._send(changes)
+            is_large_state = self._of_keys and size > limits.HTTP_KEPT_EVENT_BYTES
+            if not is_large_state:
+                if size > limits.HTTP_LARGE_VALUE_BYTES:
+                    await self._turns.parts.turn()
+                self.version = reached  # not before: who joined meanwhile would take it for reported
+                event = self._keep(changes)
                 self._begun()
-            else:
-                del changes
-                unread = None
-                await asyncio.sleep(0)  # others run between two large reads
-        if unread is None:
+            del changes
+            if not is_large_state:
+                # Within this turn: what many watches have made, and there is no room to send, would add up.
+                await self._write(event.data, self._concerned(event))
+                unread = len(event.data) if self.listeners else 0
+                del event
+        if is_large_state:
+            self.version = reached
             await self._send_large_state()
         elif unread > limits.HTTP_LISTENER_BYTES:
             await self._until_read()
@@ -296,8 +272,8 @@ class EventChannel:
             self._first_kept = self.version + 1
             self._started.set_result(None)
 
-    def _send(self, changes: Sequence[Change]) -> int:
-        """Send changes in one go, and keep them for clients that come back; returns how many bytes these are."""
+    def _keep(self, changes: Sequence[Change]) -> KeptEvent:
+        """Make an event of changes, and keep it for clients that come back."""
         event = self._event(changes, as_chunk(b"".join(change_events(changes, self.version))))
         if self._of_keys:
             self._current = event.data
@@ -307,9 +283,20 @@ class EventChannel:
             oldest = self._events.popleft()
             self._kept_bytes -= len(oldest.data)
             self._first_kept = oldest.version + oldest.may_be_news
-        for listener in self._concerned(event):
-            listener.write(event.data)
-        return len(event.data) if self.listeners else 0
+        return event
+
+    async def _write(self, chunk: bytes, listeners: Sequence[EventListener]) -> None:
+        """Write to listeners: a small chunk in one go, a large one to each further one once there is room for it."""
+        if len(chunk) <= limits.HTTP_LARGE_VALUE_BYTES:
+            for listener in listeners:
+                listener.write(chunk)
+            return
+        for at, listener in enumerate(listeners):
+            if at:  # for the first, there was room when the chunk was made
+                await self._room()
+                await self._turns.parts.turn()
+            if listener in self.listeners:
+                listener.write(chunk)
 
     def _event(self, changes: Sequence[Change], data: bytes) -> KeptEvent:
         absent = frozenset([each.key for each in changes if each.record is None])
@@ -334,6 +321,7 @@ class EventChannel:
         await self._joined.wait()
         async with self._turns.large():
             await self._room()
+            await self._turns.parts.turn()
             records: list[Record | None] = await self._engine.read(*self._asks)
             _check_fits(_size_of(records))
             changes = [Change(key, record) for key, record in zip(self._keys, records, strict=True)]
@@ -343,15 +331,18 @@ class EventChannel:
             self._is_state_next, self._is_sending = False, True
             try:
                 listeners = self._concerned(event)
-                for part in change_events(changes, self.version):
+                parts = change_events(changes, self.version)
+                while True:
                     await self._room()
-                    chunk = as_chunk(part)  # one for all listeners
-                    for listener in listeners:
-                        if listener in self.listeners:
-                            listener.write(chunk)
+                    await self._turns.parts.turn()
+                    chunk = as_chunk(next(parts, b""))  # one for all listeners
+                    if chunk == _NO_CHUNK:
+                        break
+                    await self._write(chunk, listeners)
                     await self._until_read()
             finally:
                 self._is_sending = False
+                changes.clear()  # the traceback of a cancelled task would keep them
 
     async def _until_read(self) -> None:
         """Wait until all listeners have read what was sent. One that is slow is cut off if others wait for it."""
@@ -370,15 +361,18 @@ class EventChannel:
                 pause = min(limits.HTTP_READ_CHECK_SECONDS, left)
 
     def _fail(self, error: KeyloftError) -> None:
-        if is_unexpected(error):
-            logger.error("a watch over HTTP ended: %s: %s", error.code, error)
         assert self._started is not None
         if not self._started.done():
-            self._started.set_exception(error)
+            self._started.set_exception(error)  # the requests that wait for it report it
             return
+        if is_unexpected(error):
+            self._failures.failed("a watch", error)
         data = as_chunk(event_text("error", None, problem_of(error).reply().body))
         for listener in self.listeners:
             listener.write(data)
+
+
+_NO_CHUNK: Final = as_chunk(b"")
 
 
 def _size_of(records: Sequence[Record | None]) -> int:
@@ -390,30 +384,6 @@ def _check_fits(size: int) -> None:
         raise ReplyTooLarge("key: their values are too large for one event; watch fewer keys")
 
 
-def change_events(changes: Sequence[Change], version: int) -> Iterator[bytes]:
-    """The events of changes: mostly one; several if they are long, of which only the last has the id."""
-    some: list[bytes] = []
-    weight = 0
-    for change in changes:
-        text = to_json(wire_entry(shown_key(change.key), change.record))
-        if some and weight + len(text) > limits.HTTP_EVENT_BYTES:
-            yield _change_event(some, None)
-            some, weight = [], 0
-        some.append(text)
-        weight += len(text)
-    yield _change_event(some, version)
-
-
-def _change_event(entries: Iterable[bytes], version: int | None) -> bytes:
-    return event_text("change", version, b'{"entries":[%b]}' % b",".join(entries))
-
-
-def as_chunk(data: bytes) -> bytes:
-    """Bytes as a chunk of the body of an HTTP response."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def event_text(name: str, version: int | None, data: bytes) -> bytes:
-    """An event as SSE has it. The data is JSON, which has no line breaks."""
-    known = b"" if version is None else b"id: %d\n" % version
-    return b"event: %b\n%bdata: %b\n\n" % (name.encode(), known, data)
+def _most_bytes(keys: int) -> int:
+    """How many bytes a watch of so many keys reads at most at a time; 0 keys: it is one of a range, which reads few."""
+    return min(keys * limits.VALUE_BYTES, limits.HTTP_REPLY_BYTES) if keys else limits.HTTP_RANGE_READ_BYTES

@@ -7,6 +7,8 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.errors import Busy, InvalidArgument, Unreachable
 from keyloft.http.failed_logins import FailedLogins
+from keyloft.http.failure_log import FailureLog
+from keyloft.http.large_parts import LargeParts
 from keyloft.http.meters import HttpMeters
 from keyloft.http.origins import Origins
 from keyloft.http.problems import Problem
@@ -46,6 +48,8 @@ class HttpContext:
         self.tokens = tokens
         self.origins = origins
         self.failed_logins = FailedLogins()
+        self.failures = FailureLog()
+        self.large_parts = LargeParts()
         self.engine: Engine | None = None
         self.plugins, self.semantic = ServiceAccess(), ServiceAccess()
         self.most_listeners = int(limits.HTTP_LISTENERS * connections)
@@ -82,6 +86,7 @@ class HttpContext:
     def end_streams(self) -> None:
         """End all streams and delayed answers, because the service is about to end."""
         self.failed_logins.end()
+        self.failures.close()
         for call in self._at_end:
             call()
 

@@ -51,11 +51,14 @@ class KeyRanges:
             return HttpReply(to_json({"count": found}))
         if forms == ["children"]:
             return await _children(request, engine, selector, limit)
+        if forms == ["keys"]:
+            entries, more = await _page(engine, selector, limit, with_values=False)
+            return HttpReply(to_json({"entries": entries, "cursor": more}))
         async with self._pages:
             await request.room()
-            entries, more = await _page(engine, selector, limit, with_values=not forms)
-        if not forms:
-            audit_log.read(request.token, "list", store, (_shown_range(request),))
+            await self._context.large_parts.turn()
+            entries, more = await _page(engine, selector, limit, with_values=True)
+        audit_log.read(request.token, "list", store, (_shown_range(request),))
         return HttpReply(to_json({"entries": entries, "cursor": more}))
 
     async def delete(self, request: HttpRequest) -> HttpReply:
@@ -123,7 +126,7 @@ async def _page(
     # One more than wanted: whether it is there tells whether there is more.
     scan = replace(selector.scan(limit + 1, keys_only=not with_values), times=True)
     # How large the next values are is not known before they are read.
-    size = PageSize(limits.HTTP_PAGE_ROWS, limits.HTTP_PAGE_ROWS) if with_values else PageSize()
+    size = PageSize(limits.HTTP_FIRST_ROWS, limits.HTTP_PAGE_ROWS) if with_values else PageSize()
     entries: list[WireEntry] = []
     last, weight = b"", 0
     page: Page

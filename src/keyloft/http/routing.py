@@ -80,7 +80,7 @@ class HttpEndpoint:
             reply = problem.reply()
         except KeyloftError as error:
             if is_unexpected(error):
-                logger.error("a request over HTTP failed: %s: %s", error.code, error)
+                self._context.failures.failed("a request", error)
             reply = problem_of(error).reply()
         except ClientGone:
             return self._meter.ended(0)

@@ -8,7 +8,7 @@ from keyloft import limits
 from keyloft.core.records import Get, Scan, Space
 from keyloft.errors import InvalidArgument
 from keyloft.http import audit_log
-from keyloft.http.channels import HEARTBEAT, EventChannel, EventListener, WatchedKeys, WatchTurns
+from keyloft.http.channels import EventChannel, EventListener, WatchedKeys
 from keyloft.http.connections import HttpConnection
 from keyloft.http.context import HttpContext
 from keyloft.http.descriptions import WATCH
@@ -17,7 +17,9 @@ from keyloft.http.problems import Problem
 from keyloft.http.replies import HttpReply
 from keyloft.http.requests import HttpRequest
 from keyloft.http.routing import ApiRoute
+from keyloft.http.sse import HEARTBEAT
 from keyloft.http.tokens import AccessToken
+from keyloft.http.watch_turns import WatchTurns
 from keyloft.http.wire import read_key, read_prefix, read_versionstamp, shown_key
 from keyloft.tuples.selector import Selector
 
@@ -123,7 +125,7 @@ class ChannelTable:
         self._context = context
         self._channels: dict[tuple[str | None, WatchedKeys], list[EventChannel]] = {}
         self._streams: dict[EventStream, None] = {}
-        self._turns = WatchTurns()
+        self._turns = WatchTurns(context.large_parts)
         self._beating: asyncio.Task[None] | None = None
 
     async def watch(self, request: HttpRequest) -> HttpReply | None:
@@ -179,7 +181,14 @@ class ChannelTable:
         for channel in self._channels.get((store, asks), ()):
             if channel.serves(since):
                 return channel
-        channel = EventChannel(self._context.store(store).engine, asks, since, self._turns, stream.room)
+        channel = EventChannel(
+            self._context.store(store).engine,
+            asks,
+            since,
+            turns=self._turns,
+            failures=self._context.failures,
+            room=stream.room,
+        )
         self._channels.setdefault((store, asks), []).append(channel)
         return channel
 

@@ -76,6 +76,9 @@ HTTP_PAGE_BYTES: Final = 1024 * 1024
 HTTP_PAGE_ROWS: Final = 32
 """How many entries a list, or a get of several keys, reads at a time over HTTP: values of 1 MiB fit memory, too."""
 
+HTTP_FIRST_ROWS: Final = 8
+"""How many entries a list reads first: of 1 MiB each, most of them don't fit its page and are read for nothing."""
+
 HTTP_ENTRY_BYTES: Final = 100
 """About what an entry in a list takes besides its key and value."""
 
@@ -100,18 +103,18 @@ HTTP_KEPT_EVENTS: Final = 256
 HTTP_KEPT_EVENT_BYTES: Final = 1024 * 1024
 """The most bytes of these events."""
 
-HTTP_WATCH_READS: Final = 16
-"""How many watches read entries at a time."""
+HTTP_WATCH_READ_BYTES: Final = 64 * 1024 * 1024
+"""How many bytes watches read at a time, each counted by the most that it may read; further ones wait."""
 
-HTTP_LARGE_READS: Final = 2
-"""How many watches of keys read them at a time whose values are large, or of which that is not known yet."""
+HTTP_RANGE_READ_BYTES: Final = 4 * 1024 * 1024
+"""What a watch of a prefix counts for: it reads about 1 MiB at a time, and an entry more."""
 
 HTTP_LARGE_STATES: Final = 4
 """How many watches of keys have more than HTTP_KEPT_EVENT_BYTES in memory at a time, up to HTTP_REPLY_BYTES each: these
 are sent in parts, while their clients read."""
 
-HTTP_WAITING_STATES: Final = 16
-"""How many further ones may wait for that; a watch that would be one more is refused."""
+HTTP_WAITING_STATES: Final = 128
+"""How many further ones may wait for that, with nothing in memory; a watch that would be one more is refused."""
 
 HTTP_READ_CHECK_SECONDS: Final = 0.25
 """How often it is checked, while a listener reads a large event, whether others wait for it."""
@@ -157,7 +160,7 @@ HTTP_LARGE_VALUE_BYTES: Final = 64 * 1024
 """From this size on, the answer with a value is a large one."""
 
 HTTP_GETS: Final = 4
-"""How many gets of several keys are answered at a time: each may have 32 MiB of values."""
+"""How many gets of several keys read at a time: each may have 32 MiB of values. One large answer is made at a time."""
 
 HTTP_CONNECTIONS: Final = 2000
 """How many connections there are at a time, unless `http_connections` says so; for one more, an idle one ends."""

@@ -5,7 +5,21 @@ import asyncio
 import pytest
 
 from keyloft.core.engine import Engine, LogWatch, Watch
-from keyloft.core.records import Batch, Change, Changes, Committed, Get, Key, LoggedChange, LogPosition, Mutation, Record, Scan, Set, Space
+from keyloft.core.records import (
+    Batch,
+    Change,
+    Changes,
+    Committed,
+    Get,
+    Key,
+    LoggedChange,
+    LogPosition,
+    Mutation,
+    Record,
+    Scan,
+    Set,
+    Space,
+)
 from keyloft.core.values import Encoding, unpack_counter
 
 A = Space.TUPLES

@@ -11,7 +11,6 @@ from keyloft import limits
 from keyloft.core.records import Batch, ChangeKind, Committed, LoggedChange, Mutation, Set
 from keyloft.engines.sqlite.tables import LAYOUTS
 
-
 PUT: Final = ChangeKind.PUT
 """Python 3.11 takes long to find it in its class."""
 

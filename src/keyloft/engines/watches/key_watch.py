@@ -58,11 +58,13 @@ class KeyWatch(EngineWatch[Change]):
                 stored = await self._feed.reader.read(
                     *[Get(get.space, get.key, include_expired=True) for get in self._gets]
                 )
-                alive = await self._feed.reader.read(*self._gets)
-                return any(
-                    record is not None and record.expires_at is not None and record.expires_at > began and now is None
-                    for record, now in zip(stored, alive, strict=True)
-                )
+                may_have_expired = [
+                    get
+                    for get, record in zip(self._gets, stored, strict=True)
+                    if record is not None and record.expires_at is not None and record.expires_at > began
+                ]
+                del stored  # values of two reads need not be in memory at a time
+                return bool(may_have_expired) and None in await self._feed.reader.read(*may_have_expired)
             position = piece.end
             await asyncio.sleep(0)
             [piece] = await self._feed.reader.read(Changes(position))

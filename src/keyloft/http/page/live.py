@@ -12,11 +12,11 @@ import msgspec
 from keyloft import limits
 from keyloft.core.records import Latest
 from keyloft.errors import Busy, KeyloftError
-from keyloft.http.channels import HEARTBEAT, as_chunk
 from keyloft.http.context import HttpContext
 from keyloft.http.page.sessions import PageSession
 from keyloft.http.problems import Problem
 from keyloft.http.requests import HttpRequest
+from keyloft.http.sse import HEARTBEAT, as_chunk
 from keyloft.http.watch import EventStream
 
 logger = logging.getLogger(__name__)
