@@ -39,6 +39,7 @@ OTHER_SPACES: Final = (
     "test_usage_counts_what_lives_by_plugin",
     "test_usage_is_counted_slice_by_slice",
     "test_one_batch_spans_spaces_or_fails_in_all",
+    "test_a_long_batch_stores_what_short_ones_store",
 )
 THE_CHANGE_LOG: Final = (
     "test_no_commit_gets_version_1_which_rows_by_hand_have",
@@ -49,6 +50,7 @@ THE_CHANGE_LOG: Final = (
     "test_who_follows_the_log_gets_each_change_in_order_without_touches",
     "test_many_who_watch_the_same_get_each_change_once",
     "test_who_follows_the_log_gets_an_expiry_after_the_put_that_it_ends",
+    "test_all_up_to_where_a_follower_of_the_log_has_reached_was_reported",
 )
 WHAT_HAS_EXPIRED: Final = (
     "test_due_gives_what_expired_after_a_moment_and_what_is_next",

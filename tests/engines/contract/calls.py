@@ -27,6 +27,7 @@ B = Space.SEMANTIC
 P = Space.PLUGINS
 START, END = b"\x00", b"\xff"
 LONGEST_SECONDS = 30
+IN_LARGE_BATCHES = 2500
 
 
 def put(key: bytes, value: bytes = b'"v"', expire_in: int | None = None, space: Space = A) -> Set:
@@ -104,3 +105,11 @@ async def collect(watch: Watch) -> list[list[Change]]:
 
 def values_of(changes: list[Change]) -> dict[bytes, bytes | None]:
     return {change.key: None if change.record is None else change.record.value for change in changes}
+
+
+async def write_large_batches(engine: Engine) -> dict[Key, int]:
+    """Commit several batches at once, one of them a long one; returns the versions of their keys."""
+    batches = [[put(b"%d-%04d" % (batch, number)) for number in range(250)] for batch in range(5)]
+    batches.append([put(b"long-%04d" % number) for number in range(1250)])
+    done = await asyncio.gather(*[write(engine, *batch) for batch in batches])
+    return {put_.key: each.version for batch, each in zip(batches, done, strict=True) for put_ in batch}

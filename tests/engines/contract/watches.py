@@ -9,6 +9,7 @@ from keyloft.core.engine import Engine
 from keyloft.core.records import Delete, Get, Key, Latest, Scan, Touch
 from tests.engines.contract.calls import (
     END,
+    IN_LARGE_BATCHES,
     START,
     A,
     collect,
@@ -16,8 +17,10 @@ from tests.engines.contract.calls import (
     put,
     read_the_log_in_small_slices,
     scan,
+    taken,
     values_of,
     write,
+    write_large_batches,
 )
 
 
@@ -208,22 +211,30 @@ class WatchContract:
     ) -> None:
         """Also in the midst of the changes of a long commit, or of a group of commits."""
         read_the_log_in_small_slices(monkeypatch)
-        everything, woken = Scan(A, START, END, 1), asyncio.Event()
-        watch, log = engine.watch(everything), engine.follow(everything, woken=woken.set)
-        batches = [[put(b"%d-%04d" % (batch, number)) for number in range(250)] for batch in range(5)]
-        batches.append([put(b"long-%04d" % number) for number in range(1250)])
-        writing = asyncio.gather(*[write(engine, *batch) for batch in batches])
-        seen, taken_of_log = set[Key](), set[Key]()
-        states: list[tuple[int, set[Key]]] = []
-        while len(seen) < 2500:
+        watch = engine.watch(Scan(A, START, END, 1))
+        writing = asyncio.create_task(write_large_batches(engine))
+        seen, states = set[Key](), list[tuple[int, set[Key]]]()
+        while len(seen) < IN_LARGE_BATCHES:
             seen |= {change.key for change in await next_of(watch)}
-            taken_of_log |= {change.key for change in await log.take()}
-            states += [(watch.reported_to or 0, seen.copy()), (log.reached or 0, taken_of_log.copy())]
-        versions = {
-            put_.key: done.version for batch, done in zip(batches, await writing, strict=True) for put_ in batch
-        }
+            states.append((watch.reported_to or 0, seen.copy()))
+        versions = await writing
         for reported_to, keys in states:
             assert not {key for key, version in versions.items() if version <= reported_to} - keys
+
+    async def test_all_up_to_where_a_follower_of_the_log_has_reached_was_reported(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read_the_log_in_small_slices(monkeypatch)
+        woken = asyncio.Event()
+        log = engine.follow(Scan(A, START, END, 1), woken=woken.set)
+        writing = asyncio.create_task(write_large_batches(engine))
+        seen, states = set[Key](), list[tuple[int, set[Key]]]()
+        while len(seen) < IN_LARGE_BATCHES:
+            seen |= {change.key for change in await taken(log, woken, 1)}
+            states.append((log.reached or 0, seen.copy()))
+        versions = await writing
+        for reached, keys in states:
+            assert not {key for key, version in versions.items() if version <= reached} - keys
 
     async def test_a_watch_that_is_continued_misses_no_expiry_that_was_noticed_late(
         self, engine: Engine, clock: ManualClock

@@ -30,21 +30,10 @@ class Outcome(Struct, frozen=True):
 
 def committed(settled: Settled, before: int) -> Outcome:
     """The group was committed as it was settled, after version `before`."""
-    return outcome_of(settled.verdicts, before, settled.version, settled.changes, settled.next_expiry)
-
-
-def outcome_of(
-    verdicts: Sequence[Verdict | None],
-    before: int,
-    after: int,
-    changes: Sequence[LoggedChange],
-    next_expiry: int | None = None,
-) -> Outcome:
-    """The outcome of a group, without changes if there are very many."""
-    if len(changes) > limits.WATCH_INLINE_CHANGES:
+    if len(settled.changes) > limits.WATCH_INLINE_CHANGES:
         # Watches read them from the log: it would take the event loop long to free them.
-        return Outcome(verdicts, NO_VERSION, after, (), next_expiry)
-    return Outcome(verdicts, before, after, changes, next_expiry)
+        return Outcome(settled.verdicts, NO_VERSION, settled.version, (), settled.next_expiry)
+    return Outcome(settled.verdicts, before, settled.version, settled.changes, settled.next_expiry)
 
 
 def failed(group: Sequence[Batch], error: DatabaseError, version: int) -> Outcome:

@@ -27,7 +27,7 @@ from keyloft.core.slices import give_way
 from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.long_batches import GatheredVerdict, divided, is_long
-from keyloft.engines.commit.outcomes import Outcome, committed, failed, joined, outcome_of
+from keyloft.engines.commit.outcomes import Outcome, committed, failed, joined
 from keyloft.engines.commit.settle import (
     PutRow,
     SetExpiry,
@@ -42,7 +42,7 @@ from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE
 from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, replaced_version, write_expected
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
 from keyloft.engines.sqlite.lone_callers import sync_times
-from keyloft.engines.sqlite.plain_sets import PUT, is_plain, plain_sets, verdicts_of
+from keyloft.engines.sqlite.plain_sets import PUT, is_plain, plain_sets, write_sets
 from keyloft.engines.sqlite.reads import head, heads, last_logged, point, points
 from keyloft.engines.sqlite.rows import put, put_rows, remove_large
 from keyloft.engines.sqlite.tables import LAYOUTS, LOG, SECOND_LOGGED, TRIM_LOG, bind_set
@@ -258,38 +258,19 @@ class SqliteWriter:
         version, now, log_size = self._begin_transaction()
         if is_long(group[0]):
             return self._begin_long(group[0], version, now, log_size, expects_rows=expects_rows)
-        if len(group) > 1 and (sets := plain_sets(group)) is not None:
-            return self._begin_sets(sets, version, now, log_size, deadline, restarts)
-        settled = self._write(group, version, now, deadline, expects_rows=expects_rows)
+        sets = plain_sets(group) if len(group) > 1 else None
+        if sets is not None:
+            settled = write_sets(self._cursor, sets, version, now, lambda: _check_time(deadline))
+        else:
+            settled = self._write(group, version, now, deadline, expects_rows=expects_rows)
         has_version = settled.version != version
         if has_version:
-            log_size = self._log_group(settled.changes, settled.version, version, now, log_size)
-        is_small = len(settled.writes) <= limits.INLINE_OPERATIONS
+            log_size, part = self._log(settled.changes, settled.version, version, now, log_size)
+            # After several parts, too: so the log never grows by more rows than are removed.
+            if part > 1 or version // limits.TRIM_EVERY != settled.version // limits.TRIM_EVERY:
+                self._trim_log(now, log_size)
+        is_small = len(sets or settled.writes) <= limits.INLINE_OPERATIONS
         return UncommittedGroup(committed(settled, version), now, has_version, is_small, log_size, restarts)
-
-    def _begin_sets(
-        self, sets: Sequence[Set], before: int, now: int, log_size: int, deadline: float, restarts: bool
-    ) -> UncommittedGroup:
-        """What `_begin_group` does with plain sets of different keys, in two thirds of the time (ADR 6)."""
-        layout, version = LAYOUTS[sets[0].space], before + len(sets)
-        rows = layout.bind_sets(sets, before, now)
-        rows.sort()  # in the order of the keys, so that neighbours on one page are written together
-        if perf_counter() > deadline:
-            raise _TakesTooLong
-        put_rows(self._cursor, layout, rows)
-        verdicts, changes = verdicts_of(sets, before, now)
-        log_size = self._log_group(changes, version, before, now, log_size)
-        is_small = len(sets) <= limits.INLINE_OPERATIONS
-        outcome = outcome_of(verdicts, before, version, changes)
-        return UncommittedGroup(outcome, now, True, is_small, log_size, restarts)
-
-    def _log_group(self, changes: Sequence[LoggedChange], version: int, before: int, now: int, size: int) -> int:
-        """Log the changes of a group, and trim the log now and then; returns the size of the log with them."""
-        size, part = self._log(changes, version, before, now, size)
-        # After several parts, too: so the log never grows by more rows than are removed.
-        if part > 1 or before // limits.TRIM_EVERY != version // limits.TRIM_EVERY:
-            self._trim_log(now, size)
-        return size
 
     def _begin_transaction(self) -> tuple[int, int, int]:
         """The version before the transaction, its time, and the size of the change log."""
