@@ -188,29 +188,30 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
         if layout.large is None:
             records: list[Record | None] = [None] * len(some)
             for position, *columns in rows:
-                records[position] = layout.record(keys[position], *columns)
+                records[position] = _alive(layout.record(keys[position], *columns), some[position], now)
         else:
-            records = _records(cursor, layout.large, keys, rows)
-        found += _live(records, some, now)
+            records = _records(cursor, layout.large, some, rows, now)
+        found += records
     return found
 
 
 def _records(
-    cursor: apsw.Cursor, large: LargeValueTable, keys: Sequence[Key], rows: Sequence[Row]
+    cursor: apsw.Cursor, large: LargeValueTable, asks: Sequence[Get], rows: Sequence[Row], now: int
 ) -> list[Record | None]:
-    """The entries of the rows that `gets` has found, in the order of the keys, whether expired or not."""
-    records: list[Record | None] = [None] * len(keys)
+    """The live entries of the rows that `gets` has found, in the order asked."""
+    records: list[Record | None] = [None] * len(asks)
     for row in rows:
         position, value, encoding, version, expires_at, created_at, updated_at, stored = row
-        key = keys[position]
+        key = asks[position].key
         try:
             is_intact = adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored
         except TypeError:
             is_intact = False
         if is_intact:
-            records[position] = Record(key, value, encoding, version, expires_at, created_at, updated_at)
+            record = Record(key, value, encoding, version, expires_at, created_at, updated_at)
         else:
-            records[position] = _unusual(cursor, large, key, row[1:])
+            record = _unusual(cursor, large, key, row[1:])
+        records[position] = record if record.expires_at is None else _alive(record, asks[position], now)
     return records
 
 
@@ -234,7 +235,7 @@ def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: Callable[[
     asks = [Get(space, key) for key in keys]
     if rows is None:
         return points(cursor, asks, now())
-    return _live(_records(cursor, cast(LargeValueTable, _TUPLES.large), keys, rows), asks, now())
+    return _records(cursor, cast(LargeValueTable, _TUPLES.large), asks, rows, now())
 
 
 def _intact_page(keys: Sequence[bytes], rows: Sequence[Row]) -> Page | None:
@@ -252,13 +253,6 @@ def _intact_page(keys: Sequence[bytes], rows: Sequence[Row]) -> Page | None:
     if stored != tuple(map(_add_base, map(adler32, values, map(adler32, keys, _ALL_JSON)))):
         return None
     return Page(keys, values, encodings, versions, expiries)
-
-
-def _live(records: list[Record | None], asks: Sequence[Get], now: int) -> list[Record | None]:
-    for at, record in enumerate(records):
-        if record is not None and record.expires_at is not None:
-            records[at] = _alive(record, asks[at], now)
-    return records
 
 
 def _alive(record: Record | None, ask: Get, now: int) -> Record | None:
