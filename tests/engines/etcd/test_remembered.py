@@ -130,6 +130,28 @@ async def test_the_first_commit_of_another_process_costs_no_one_its_cache(
     assert rows_read == []
 
 
+async def test_a_row_that_leaves_the_cache_for_the_notes_of_others_is_read(
+    etcd_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was known when the read was planned, and is not when the reply was taken in."""
+    monkeypatch.setattr(limits, "ETCD_REMEMBERED_ROWS", 4)
+    monkeypatch.setattr(limits, "ETCD_RIVAL_SECONDS", 60.0)  # so that it reads before it writes
+    monkeypatch.setattr(limits, "ETCD_TURN_SECONDS", 0.0)
+    key = _KEYS[0]
+    async with (
+        keyloft.open(etcd_url, sweep_every=None) as one,
+        keyloft.open(etcd_url, sweep_every=None) as other,
+    ):
+        await one.set(key, 1, expire_in=3600)
+        await other.set(("other", 0), 1)
+        await one.set(("own",), 1)
+        for number in range(1, 7):
+            await other.set(("other", number), 1)
+        await one.set(key, 2)
+    # Of a row that is taken for absent, the entry in the index of expiries would be left behind.
+    assert (await admin.check(etcd_url)).findings == ()
+
+
 async def test_rows_that_were_written_without_a_note_are_read_again(etcd_url: str, tmp_path: Path) -> None:
     """An import leaves none, and no new version either."""
     key = _KEYS[0]
