@@ -41,8 +41,13 @@ LONGEST = ("tests/withstand/test_clusters.py", "tests/http/page/test_browser.py"
 REPEATED = {
     "tests/cli/": {"postgresql"},
     "tests/semantic/": {"postgresql", "etcd"},
-    "tests/tuples/test_store.py": {"etcd"},
+    "tests/tuples/test_store.py": {"postgresql", "etcd"},
+    "tests/tuples/test_conveniences.py": {"postgresql"},
     "tests/plugins/": {"etcd"},
+    "tests/plugins/test_store.py": {"postgresql"},
+    "tests/plugins/test_operations.py": {"postgresql"},
+    "tests/plugins/test_service.py": {"postgresql"},
+    "tests/plugins/test_usage.py": {"postgresql"},
 }
 """Where a test repeats on a server what it shows on a file, or in memory.
 
