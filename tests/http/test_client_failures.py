@@ -11,10 +11,12 @@ import pytest
 
 import keyloft
 import keyloft.engines.remote.engine  # here: to import it takes the event loop of the first test too long
-from keyloft import Busy, Closed, CommitUnknown, HistoryGone, ManualClock, Store, Unreachable
+from keyloft import Busy, Closed, CommitUnknown, HistoryGone, ManualClock, NotPermitted, Store, Unreachable
 from keyloft.core.records import Ask, Batch, Committed, Conflict
 from keyloft.engines import KeptHistory
 from keyloft.engines.memory import MemoryEngine
+from keyloft.http.token_file import ValidTokens
+from keyloft.http.tokens import admin_token
 from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, running_api
 from tests.http.cut_connections import cutting_proxy
 from tests.support.fork_server import ForkedProcess
@@ -262,6 +264,44 @@ async def test_a_cancelled_call_harms_no_other() -> None:
             assert [one.value for one in found if not isinstance(one, BaseException)] == [1] * (
                 6 - sum([isinstance(one, asyncio.CancelledError) for one in found])
             )
+
+
+async def test_a_caller_that_is_cancelled_while_it_closes_a_watch_leaves_no_connection_open() -> None:
+    async with running_api() as api, opened(api.port) as kv, asyncio.timeout(LONGEST_SECONDS):
+        watch = kv.watch(prefix=("k",))
+        await kv.get(("k",))  # answered once the watch has begun
+        assert api.context.meters.watches == 1
+        closing = asyncio.create_task(watch.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        while api.context.meters.watches:
+            await asyncio.sleep(0.01)
+
+
+async def test_gets_with_a_token_that_was_revoked_fail_at_once_and_together() -> None:
+    valid = ValidTokens((admin_token(ADMIN_TOKEN),))
+    async with running_api(valid=valid) as api, opened(api.port) as kv:
+        before = api.listener.served
+        valid._tokens = ()
+        calls = [kv.get(("k", number)) for number in range(60)]
+        async with asyncio.timeout(LONGEST_SECONDS):
+            found = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(one) for one in found} == {NotPermitted}
+        assert api.listener.served - before <= 3  # the service answers wrong tokens late
+
+
+async def test_an_unexpected_answer_is_no_cancellation_of_those_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_api() as api, opened(api.port) as kv:
+        await kv.set(("k",), 1)
+        monkeypatch.setattr("keyloft.http.batches.shown_key", lambda _: "=no-key")
+        found = await asyncio.gather(*[kv.get(("k",)) for _ in range(5)], return_exceptions=True)
+        assert not [one for one in found if isinstance(one, asyncio.CancelledError)]
+        fewer = b'{"entries":[]}'
+        monkeypatch.setattr("keyloft.http.batches.to_json", lambda _: fewer)
+        found = await asyncio.gather(*[kv.get(("k",)) for _ in range(5)], return_exceptions=True)
+        assert not [one for one in found if isinstance(one, asyncio.CancelledError)]
+        assert [one for one in found if isinstance(one, Exception)]
 
 
 @pytest.mark.slow

@@ -162,14 +162,16 @@ class RemoteEngine(ClosableEngine):
 
     async def _commit_submitted(self) -> None:
         """Commit submitted batches one after the other, so that batches that share a key keep their order."""
-        while self._submitted:
-            submitted = self._submitted.popleft()
-            try:
-                verdict: Verdict = await self._commit(submitted.batch)
-            except KeyloftError as error:
-                verdict = error
-            report(submitted.done, verdict)
-        self._committing = None
+        try:
+            while self._submitted:
+                submitted = self._submitted.popleft()
+                try:
+                    verdict: Verdict = await self._commit(submitted.batch)
+                except KeyloftError as error:
+                    verdict = error
+                report(submitted.done, verdict)
+        finally:
+            self._committing = None  # also if it was cancelled: commits wait for it
 
     async def _close(self) -> None:
         if self._committing is not None:

@@ -8,7 +8,8 @@ from keyloft import limits
 from keyloft.core.records import Record
 from keyloft.engines.remote.api import HttpApi
 from keyloft.engines.remote.entries import record_of, text_of
-from keyloft.errors import InvalidArgument, KeyloftError, Unreachable
+from keyloft.engines.remote.errors import concerns_all
+from keyloft.errors import InvalidArgument, KeyloftError
 
 _WaitingGet: TypeAlias = tuple[bytes, "asyncio.Future[Record | None]"]
 
@@ -69,6 +70,10 @@ class GatheredGets:
     async def _answer_group(self, group: list[_WaitingGet]) -> None:
         try:
             await self._answer(group)
+        except Exception as error:
+            # A defect, not a refusal: a caller who is not cancelled must not see a cancellation.
+            for _, answer in group:
+                _settle(answer, error)
         except BaseException:
             for _, answer in group:
                 answer.cancel()
@@ -81,7 +86,7 @@ class GatheredGets:
         try:
             records = await self.get_many(keys) if len(keys) > 1 else [await self._alone(keys[0])]
         except KeyloftError as error:
-            if len(group) == 1 or isinstance(error, Unreachable):
+            if len(group) == 1 or concerns_all(error):
                 for _, answer in group:
                     _settle(answer, error)
                 return
@@ -104,10 +109,10 @@ class GatheredGets:
             asyncio.get_running_loop().call_soon(self._send)
 
 
-def _settle(answer: "asyncio.Future[Record | None]", outcome: Record | KeyloftError | None) -> None:
+def _settle(answer: "asyncio.Future[Record | None]", outcome: Record | Exception | None) -> None:
     if answer.done():
         return  # its caller was cancelled
-    if isinstance(outcome, KeyloftError):
+    if isinstance(outcome, Exception):
         answer.set_exception(outcome)
     else:
         answer.set_result(outcome)

@@ -97,8 +97,8 @@ class StreamedWatch:
         self._ended.set()
         self._forget(self)
         self.starting.cancel()
+        self._disconnect()  # before it waits: a caller that is cancelled then must not leave the connection open
         await asyncio.wait([self.starting])
-        self._disconnect()
 
     def _take(self) -> list[Change]:
         """All that has arrived, joined: of each key its last state."""
