@@ -310,3 +310,9 @@ async def test_streams_end_when_the_server_does_and_there_are_not_too_many() -> 
         api.listener.stop_accepting()
         api.context.end_streams()
         assert {(await events.next())[0] for events in listeners} == {"end"}
+
+
+async def test_head_of_a_watch_names_no_length_since_its_stream_has_none(api: RunningApi) -> None:
+    got = await api.send("HEAD", "/v1/watch?prefix=k")
+    assert (got.status_code, got.headers["content-type"]) == (200, "text/event-stream")
+    assert "content-length" not in got.headers

@@ -13,6 +13,7 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 JSON_TYPE: Final = b"application/json"
 BYTES_TYPE: Final = b"application/octet-stream"
+EVENTS_TYPE: Final = b"text/event-stream"
 TEXT_TYPE: Final = b"text/plain; charset=utf-8"
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
@@ -39,5 +40,7 @@ class HttpReply(Struct, frozen=True):
         ]
         if self.status in (204, 304):  # they have no body, so nothing describes one (RFC 9110)
             del headers[:2]
+        elif self.content_type == EVENTS_TYPE:  # the answer to HEAD: the one to GET has no length
+            del headers[1]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})

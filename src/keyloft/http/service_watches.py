@@ -12,12 +12,12 @@ from keyloft.http.context import HttpContext
 from keyloft.http.operation_schemas import described_watch
 from keyloft.http.operations import PLUGINS, SEMANTIC, OperationHandler, plugin_operations, semantic_operations
 from keyloft.http.problems import problem_of
-from keyloft.http.replies import HttpReply
+from keyloft.http.replies import EVENTS_TYPE, HttpReply
 from keyloft.http.requests import HttpRequest
 from keyloft.http.routing import ApiRoute, HttpHandler
 from keyloft.http.service_access import refusal_of, unavailable, was_carried_out
 from keyloft.http.sse import event_text
-from keyloft.http.watch import EVENTS_TYPE, begin_events
+from keyloft.http.watch import begin_events
 from keyloft.nats import payloads
 from keyloft.nats.events import WATCH
 from keyloft.nats.schemas import Messages

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
 
 from keyloft import limits
 from keyloft.core.records import Get, Scan, Space
@@ -14,7 +13,7 @@ from keyloft.http.context import HttpContext
 from keyloft.http.descriptions import WATCH
 from keyloft.http.kv import BASES
 from keyloft.http.problems import Problem
-from keyloft.http.replies import HttpReply
+from keyloft.http.replies import EVENTS_TYPE, HttpReply
 from keyloft.http.requests import HttpRequest
 from keyloft.http.routing import ApiRoute
 from keyloft.http.sse import HEARTBEAT
@@ -22,8 +21,6 @@ from keyloft.http.tokens import AccessToken
 from keyloft.http.watch_turns import WatchTurns
 from keyloft.http.wire import read_key, read_prefix, read_versionstamp, shown_key
 from keyloft.tuples.selector import Selector
-
-EVENTS_TYPE: Final = b"text/event-stream"
 
 
 async def begin_events(request: HttpRequest) -> None:

@@ -24,11 +24,10 @@ from keyloft.http.page.tuple_views import TupleViews
 from keyloft.http.page.views import HOME, PageRoute, PageView, Visit, redirect
 from keyloft.http.page.workflow_actions import WorkflowActions
 from keyloft.http.problems import Problem, is_unexpected, no_such_path, problem_of
-from keyloft.http.replies import AsgiReceive, AsgiScope, AsgiSend, HttpReply
+from keyloft.http.replies import EVENTS_TYPE, AsgiReceive, AsgiScope, AsgiSend, HttpReply
 from keyloft.http.requests import ClientGone, HttpRequest
 from keyloft.http.routing import ApiRoute, HttpEndpoint
 from keyloft.http.tokens import PUBLIC
-from keyloft.http.watch import EVENTS_TYPE
 
 logger = logging.getLogger(__name__)
 
