@@ -43,6 +43,17 @@ _SHOTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 @contextlib.contextmanager
+def _demo_folder() -> Iterator[Path]:
+    """A folder with a plain name: the overview shows it."""
+    folder = Path(tempfile.gettempdir()) / "keyloft-demo"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
 def _service(folder: Path) -> Iterator[str]:
     database = folder / "app.db"
     asyncio.run(fill(str(database)))
@@ -99,7 +110,7 @@ def main(folder: Path = _FOLDER) -> None:
     if program is None:
         sys.exit("screenshots need Chromium: apt install chromium")
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary, _service(Path(temporary)) as base:
+    with _demo_folder() as demo, _service(demo) as base:
         traffic = threading.Thread(target=asyncio.run, args=(_traffic(),))
         traffic.start()
         time.sleep(_BEFORE_SECONDS)

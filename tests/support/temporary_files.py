@@ -1,6 +1,6 @@
 """Keeps the temporary files of tests in memory where there is room, unless KEYLOFT_TEST_FOLDER names a folder for them.
 
-On a disk, tests of files take half as much of a processor again, and wait for the disk twice as long as they compute.
+On a disk, tests of files take half as much of a processor again, and wait for the disk besides.
 TMPDIR does not decide: it is set on many machines, by people who did not think of these tests. CI tests on a disk.
 
 The files of database servers are in memory in any case: to make and drop a PostgreSQL database takes 150 ms of a

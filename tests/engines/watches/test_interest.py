@@ -124,7 +124,7 @@ def test_an_interrupted_watch_leaves_the_others_as_they_are(wanted: list[Get | S
         watch = AnyWatch()
         was_interrupted = interrupted_at(line, partial(interest.add, watch, wanted))
         del watch
-        gc.collect(1)  # of what was made just now; all would take a fifth of a second
+        gc.collect(1)  # what was made just now; to go through all objects takes far longer
         assert interest
         check_others()
     assert line > 5, "nothing was interrupted"
@@ -135,7 +135,7 @@ def test_an_interrupted_watch_leaves_the_others_as_they_are(wanted: list[Get | S
         registration = interest.add(watch, wanted)
         was_interrupted = interrupted_at(line, partial(interest.remove, registration))
         del watch
-        gc.collect(1)  # of what was made just now; all would take a fifth of a second
+        gc.collect(1)  # what was made just now; to go through all objects takes far longer
         assert interest
         check_others()
     for registration in kept:
