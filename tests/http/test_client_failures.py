@@ -16,7 +16,7 @@ from keyloft.core.records import Ask, Batch, Committed, Conflict
 from keyloft.engines import KeptHistory
 from keyloft.engines.memory import MemoryEngine
 from keyloft.http.token_file import ValidTokens
-from keyloft.http.tokens import admin_token
+from keyloft.http.tokens import AccessToken, admin_token
 from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, running_api
 from tests.http.cut_connections import cutting_proxy
 from tests.support.fork_server import ForkedProcess
@@ -279,11 +279,18 @@ async def test_a_caller_that_is_cancelled_while_it_closes_a_watch_leaves_no_conn
             await asyncio.sleep(0.01)
 
 
+class RevocableTokens(ValidTokens):
+    are_revoked = False
+
+    def find(self, given: str) -> AccessToken | None:
+        return None if self.are_revoked else super().find(given)
+
+
 async def test_gets_with_a_token_that_was_revoked_fail_at_once_and_together() -> None:
-    valid = ValidTokens((admin_token(ADMIN_TOKEN),))
+    valid = RevocableTokens((admin_token(ADMIN_TOKEN),))
     async with running_api(valid=valid) as api, opened(api.port) as kv:
         before = api.listener.served
-        valid._tokens = ()
+        valid.are_revoked = True
         calls = [kv.get(("k", number)) for number in range(60)]
         async with asyncio.timeout(LONGEST_SECONDS):
             found = await asyncio.gather(*calls, return_exceptions=True)

@@ -1,13 +1,13 @@
 """What keeps a watch from reporting keeps no other from it: one that has yet to start, a read that fails."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from keyloft import ManualClock
-from keyloft.core.records import Batch, Change, Scan, Space
+from keyloft.core.records import Ask, Batch, Change, Scan, Space
 from keyloft.engines.memory import MemoryEngine
-from keyloft.engines.watches.feed import ChangeFeed
 from keyloft.engines.watches.starting import WatchStarter
 from tests.support.postgres_commits import opened, put
 
@@ -39,21 +39,22 @@ async def test_watches_survive_an_unexpected_failure_of_the_feed(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("keyloft.limits.WATCH_CHECK_SECONDS", 0.001)
-    read, failures = ChangeFeed._read_what_is_new, [RuntimeError("unexpected")]
+    engine, failures = MemoryEngine(clock), [RuntimeError("unexpected")]
+    read = engine.read
 
-    async def failing_once(self: ChangeFeed) -> None:
+    async def failing_once(*asks: Ask) -> list[Any]:
         if failures:
             raise failures.pop()
-        await read(self)
+        return await read(*asks)
 
-    monkeypatch.setattr(ChangeFeed, "_read_what_is_new", failing_once)
-    engine = MemoryEngine(clock)
     watch = engine.watch(Scan(Space.TUPLES, b"\x00", b"\xff", 1))
     await engine.commit(Batch((put(b"expiring", expire_in=1000),)))
     assert [change.key for change in await anext(watch)] == [b"expiring"]
-    while "unexpectedly" not in caplog.text:
-        await asyncio.sleep(0)
+    monkeypatch.setattr(engine, "read", failing_once)
     clock.advance(2)
+    async with asyncio.timeout(30):
+        while "unexpectedly" not in caplog.text:
+            await asyncio.sleep(0)
     async with asyncio.timeout(30):
         assert [change.record for change in await anext(watch)] == [None]
     await engine.aclose()

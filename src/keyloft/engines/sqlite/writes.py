@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from time import monotonic, perf_counter
 
 import apsw
-from msgspec import Struct
 
 from keyloft import limits
 from keyloft.clock import Clock
@@ -46,25 +45,11 @@ from keyloft.engines.sqlite.plain_sets import PUT, is_plain, plain_sets, write_s
 from keyloft.engines.sqlite.reads import head, heads, last_logged, point, points
 from keyloft.engines.sqlite.rows import put, put_rows, remove_large
 from keyloft.engines.sqlite.tables import LAYOUTS, LOG, SECOND_LOGGED, TRIM_LOG, bind_set
+from keyloft.engines.sqlite.uncommitted import UncommittedGroup
 from keyloft.engines.sqlite.wal import restarts_log
 from keyloft.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
-
-
-class UncommittedGroup(Struct, frozen=True):
-    """A group that is written in an open transaction, before its COMMIT."""
-
-    outcome: Outcome
-    """Once it is committed."""
-    at: int
-    has_version: bool
-    """Whether a batch of it took a version; if not, nothing was written."""
-    is_small: bool
-    log_size: int
-    """Of the change log, with this group."""
-    restarts_log: bool = False
-    """Of a small one, whether its COMMIT restarts the write-ahead log."""
 
 
 def _check_time(deadline: float) -> None:
