@@ -148,6 +148,9 @@ async def test_bytes_that_became_a_text_are_damage(size: int, table: str, tmp_pa
     with keyloft.open_sync(path, sweep_every=None) as sync:
         with pytest.raises(Undecodable, match=r"\('k', 4\) is damaged"):
             sync.get(("k", 4))
+        async with keyloft.open(path, sweep_every=None) as other:
+            await other.set(("other",), 1)
+        sync.set(("k", 1), 1)  # the get that failed keeps no old view open
         with pytest.raises(KeyloftError):
             sync.list().all()
     assert await problems(path)

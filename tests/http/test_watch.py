@@ -11,7 +11,7 @@ import pytest
 
 from keyloft import ManualClock, limits
 from keyloft.core import keys
-from keyloft.core.records import Batch, Committed, Set, Space
+from keyloft.core.records import Batch, Committed, Set, Space, Touch
 from keyloft.core.values import JSON
 from keyloft.engines import open_engine
 from keyloft.http.token_file import ValidTokens
@@ -41,6 +41,36 @@ async def test_a_prefix_is_watched_from_now_on(api: RunningApi) -> None:
         assert (entry["key"], entry["value"], entry["versionstamp"]) == ("users/alice", {"x": 1}, str(version))
         await api.send("DELETE", "/v1/kv/users/alice")
         assert (await events.next())[2] == {"entries": [{"key": "users/alice", "versionstamp": None}]}
+
+
+async def test_touches_of_a_long_commit_are_reported_also_in_its_midst(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A touch keeps its version. The first parts of a long commit are reported with the version before it."""
+    monkeypatch.setattr(limits, "MEMORY_SLICE_CHANGES", 100)
+    engine = api.context.store(None).engine
+    wanted = [("k", number) for number in range(1500)]
+    sets = [Set(Space.TUPLES, keys.encode(key), b"1", JSON, expire_in=10**6) for key in wanted]
+    done = await engine.commit(Batch(tuple(sets)))
+    assert isinstance(done, Committed)
+    async with api.watch("prefix=k") as events, api.watch("key=k/=3") as of_a_key:
+        for each in (events, of_a_key):
+            assert (await each.next())[0] == "ready"
+        before = (await of_a_key.next())[2]["entries"][0]["expires_at"]
+        await engine.commit(Batch(tuple([Touch(Space.TUPLES, one.key, 2 * 10**6) for one in sets])))
+        seen: set[str] = set()
+        first = None
+        while len(seen) < 1500:
+            _, reached, data = await events.next()
+            seen |= {entry["key"] for entry in data["entries"]}
+            first = first or reached
+        assert (await of_a_key.next())[2]["entries"][0]["expires_at"] > before
+    assert first == done.version
+    # Who has seen the first part alone gets the others.
+    async with api.watch("prefix=k", **{"Last-Event-ID": str(first)}) as events:
+        seen = set()
+        while len(seen) < 1500:
+            seen |= {entry["key"] for entry in (await events.next())[2].get("entries", ())}
 
 
 async def test_keys_are_reported_whole_at_first_and_whenever_one_changed(api: RunningApi) -> None:

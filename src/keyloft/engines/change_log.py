@@ -94,8 +94,7 @@ def pack(
 
 def pack_one(space: Space, kind: ChangeKind, key: Any, offset: int = 1) -> bytes:
     """The part that logs one change; `offset` counts versions from the one before the group."""
-    data = _encode([(offset, _NUMBERS[space], kind, key)])
-    return data + crc32(data).to_bytes(_CHECKSUM_BYTES)  # as `_checked` does it
+    return _checked(_encode([(offset, _NUMBERS[space], kind, key)]))
 
 
 def _checked(data: bytes) -> bytes:

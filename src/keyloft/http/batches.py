@@ -133,9 +133,13 @@ class KeyBatches:
             # Each record is dropped as soon as its part is made, and others are answered in between.
             parts: list[bytes] = []
             records.reverse()
+            weight = 0
             for text in texts:
-                if (record := records.pop()) is not None and len(record.value) > limits.HTTP_LARGE_VALUE_BYTES:
+                record = records.pop()
+                weight += 0 if record is None else len(record.value)
+                if weight > limits.HTTP_LARGE_VALUE_BYTES:
                     await self._context.large_parts.turn()
+                    weight = 0
                 parts += (b"," if parts else b'{"entries":[', to_json(wire_entry(text, record)))
                 del record
             return b"".join([*parts, b"]}"])

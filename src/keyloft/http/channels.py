@@ -33,8 +33,8 @@ class KeptEvent(Struct, frozen=True):
     version: int
     """The version that is reached with it."""
     may_be_news: bool
-    """Whether a listener that knows this version may not know the event: an expiry has no version of its own, and a
-    part of a long commit is reported with the version before it."""
+    """Whether a listener that knows this version may not know the event: an expiry has no version of its own, and the
+    parts of a long commit but for the last are reported with the version before it."""
     data: bytes
     """One chunk of the body: all listeners share its bytes."""
 
@@ -179,9 +179,8 @@ class EventChannel:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            self._task = (
-                None  # its exception has this channel in its traceback: neither would be freed before a collection
-            )
+            # Its exception has this channel in its traceback: neither would be freed before a collection.
+            self._task = None
 
     async def _run(self) -> None:
         assert self._started is not None
@@ -250,8 +249,9 @@ class EventChannel:
             if not is_large_state:
                 if size > limits.HTTP_LARGE_VALUE_BYTES:
                     await self._turns.parts.turn()
+                is_later = reached > self.version
                 self.version = reached  # not before: who joined meanwhile would take it for reported
-                event = self._keep(changes)
+                event = self._keep(changes, is_later=is_later)
                 self._begun()
             del changes
             if not is_large_state:
@@ -260,8 +260,9 @@ class EventChannel:
                 unread = len(event.data) if self.listeners else 0
                 del event
         if is_large_state:
+            is_later = reached > self.version
             self.version = reached
-            await self._send_large_state()
+            await self._send_large_state(is_later=is_later)
         elif unread > limits.HTTP_LISTENER_BYTES:
             await self._until_read()
 
@@ -272,9 +273,10 @@ class EventChannel:
             self._first_kept = self.version + 1
             self._started.set_result(None)
 
-    def _keep(self, changes: Sequence[Change]) -> KeptEvent:
+    def _keep(self, changes: Sequence[Change], *, is_later: bool) -> KeptEvent:
         """Make an event of changes, and keep it for clients that come back."""
-        event = self._event(changes, as_chunk(b"".join(change_events(changes, self.version))))
+        data = as_chunk(b"".join(change_events(changes, self.version)))
+        event = self._event(changes, data, is_later=is_later)
         if self._of_keys:
             self._current = event.data
         self._events.append(event)
@@ -298,18 +300,20 @@ class EventChannel:
             if listener in self.listeners:
                 listener.write(chunk)
 
-    def _event(self, changes: Sequence[Change], data: bytes) -> KeptEvent:
+    def _event(self, changes: Sequence[Change], data: bytes, *, is_later: bool) -> KeptEvent:
+        """An event of changes; `is_later` if no event before it has its version, or a later one."""
         absent = frozenset([each.key for each in changes if each.record is None])
         is_part = any([each.record is not None and each.record.version > self.version for each in changes])
-        event = KeptEvent(self.version, is_part or not absent <= self._absent, data)
+        event = KeptEvent(self.version, is_part or not is_later or not absent <= self._absent, data)
         if self._of_keys:
             self._absent = absent
         return event
 
     def _concerned(self, event: KeptEvent) -> list[EventListener]:
-        return [listener for listener in self.listeners if event.concerns(listener.since)]
+        """Those who need an event that was just made: none of them has seen it, whatever its version."""
+        return [listener for listener in self.listeners if event.version >= listener.since]
 
-    async def _send_large_state(self) -> None:
+    async def _send_large_state(self, *, is_later: bool) -> None:
         """Send the state of keys in parts, as fast as the listeners read it. It is not kept."""
         assert self._started is not None
         if not self._started.done():
@@ -326,7 +330,7 @@ class EventChannel:
             _check_fits(_size_of(records))
             changes = [Change(key, record) for key, record in zip(self._keys, records, strict=True)]
             del records
-            event = self._event(changes, b"")
+            event = self._event(changes, b"", is_later=is_later)
             self._first_kept = event.version + event.may_be_news
             self._is_state_next, self._is_sending = False, True
             try:

@@ -52,14 +52,16 @@ class KeyRanges:
         if forms == ["children"]:
             return await _children(request, engine, selector, limit)
         if forms == ["keys"]:
-            entries, more = await _page(engine, selector, limit, with_values=False)
+            entries, more, _ = await _page(engine, selector, limit, with_values=False)
             return HttpReply(to_json({"entries": entries, "cursor": more}))
         async with self._pages:
             await request.room()
-            await self._context.large_parts.turn()
-            entries, more = await _page(engine, selector, limit, with_values=True)
+            entries, more, weight = await _page(engine, selector, limit, with_values=True)
+            if weight > limits.HTTP_LARGE_VALUE_BYTES:
+                await self._context.large_parts.turn()
+            body = to_json({"entries": entries, "cursor": more})
         audit_log.read(request.token, "list", store, (_shown_range(request),))
-        return HttpReply(to_json({"entries": entries, "cursor": more}))
+        return HttpReply(body)
 
     async def delete(self, request: HttpRequest) -> HttpReply:
         """Remove all entries of a range."""
@@ -121,8 +123,8 @@ def _shown_range(request: HttpRequest) -> str:
 
 async def _page(
     engine: Engine, selector: Selector, limit: int, *, with_values: bool
-) -> tuple[list[WireEntry], str | None]:
-    """Entries up to the limit, or up to the size of a page, and the cursor for what follows them."""
+) -> tuple[list[WireEntry], str | None, int]:
+    """Entries up to the limit, or up to the size of a page, the cursor for what follows them, and their bytes."""
     # One more than wanted: whether it is there tells whether there is more.
     scan = replace(selector.scan(limit + 1, keys_only=not with_values), times=True)
     # How large the next values are is not known before they are read.
@@ -134,11 +136,11 @@ async def _page(
         record: Record
         for record in page:
             if len(entries) == limit or (entries and weight > limits.HTTP_PAGE_BYTES):
-                return entries, selector.cursor_after(last)
+                return entries, selector.cursor_after(last), weight
             entries.append(wire_entry(shown_key(record.key), record, with_value=with_values))
             last = record.key
             weight += len(record.key) + len(record.value) + limits.HTTP_ENTRY_BYTES
-    return entries, None
+    return entries, None, weight
 
 
 async def _children(request: HttpRequest, engine: Engine, selector: Selector, limit: int) -> HttpReply:

@@ -115,7 +115,7 @@ ETCD_TURN_PAUSE_SECONDS: Final = 0.01
 """A process whose next batch arrives later than this after its last commit asks for no turn: it has little to write."""
 
 ETCD_FEW_BATCHES: Final = 8
-"""If so many batches arrive together, at most; with more, others are likely to follow them."""
+"""After such a pause, a commit of up to this many batches takes no turn; more are likely to be followed by others."""
 
 ETCD_RIVAL_SECONDS: Final = 1.0
 """For how long a process takes turns after it has seen a commit of another one."""

@@ -52,7 +52,7 @@ from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.tables import usage_slice
 from keyloft.errors import HistoryGone
 
-_TUPLES: Final = LAYOUTS[Space.TUPLES]
+_TUPLE_LAYOUT: Final = LAYOUTS[Space.TUPLES]
 _POSITIONS: Final = tuple(range(limits.SQLITE_GETS_PER_STATEMENT))
 _ALL_JSON: Final = (int(JSON),) * limits.SQLITE_GETS_PER_STATEMENT
 _NO_EXPIRIES: Final = (None,) * limits.SQLITE_GETS_PER_STATEMENT
@@ -80,7 +80,7 @@ def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
     except TypeError:
         pass
     except UnicodeDecodeError:
-        return _damaged(key)
+        return _damaged_text(cursor, key)
     if _must_not_change(cursor, value):
         return _in_one_view(cursor, point, space, key)
     return _unusual(cursor, layout.large, key, found)
@@ -101,7 +101,7 @@ def point_without_times(cursor: apsw.Cursor, space: Space, key: Key) -> Record |
     except TypeError:
         pass
     except UnicodeDecodeError:
-        return _damaged(key)
+        return _damaged_text(cursor, key)
     if _must_not_change(cursor, value):
         return _in_one_view(cursor, point_without_times, space, key)
     return _unusual(cursor, layout.large, key, found)
@@ -137,6 +137,11 @@ def _unusual(cursor: apsw.Cursor, large: LargeValueTable, key: Key, found: Row) 
     return _damaged(key, found[2]) if value == DAMAGED else Record(key, b"", LOST, *found[2:-1])
 
 
+def _damaged_text(cursor: apsw.Cursor, key: Key) -> Record:
+    cursor.execute("")  # ends the statement that has failed, which would keep its view of the file
+    return _damaged(key)
+
+
 def _damaged(key: Key, version: object = None) -> Record:
     # One changed bit can change the type of a column, and then those behind it are wrong, too.
     return Record(key, b"", DAMAGED, version if type(version) is int else 0, None)
@@ -147,6 +152,7 @@ def _large_value(cursor: apsw.Cursor, large: LargeValueTable, key: Key, number: 
     try:
         value: object = cursor.execute(large.get, (key, number)).get
     except UnicodeDecodeError:
+        cursor.execute("")  # as `_damaged_text` does
         return DAMAGED
     if value is None:
         return LOST
@@ -224,7 +230,7 @@ def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: Callable[[
     rows: list[Row] | None = None
     if limits.SQLITE_GETS_WORTH_A_STATEMENT <= len(keys) <= limits.SQLITE_GETS_PER_STATEMENT:
         try:
-            rows = cursor.execute(_TUPLES.gets, _TUPLES.bind_keys(keys)).fetchall()
+            rows = cursor.execute(_TUPLE_LAYOUT.gets, _TUPLE_LAYOUT.bind_keys(keys)).fetchall()
             if (page := _intact_page(keys, rows)) is not None:
                 return page
         except (UnicodeDecodeError, TypeError):
@@ -235,7 +241,7 @@ def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: Callable[[
     asks = [Get(space, key) for key in keys]
     if rows is None:
         return points(cursor, asks, now())
-    return _records(cursor, cast(LargeValueTable, _TUPLES.large), asks, rows, now())
+    return _records(cursor, cast(LargeValueTable, _TUPLE_LAYOUT.large), asks, rows, now())
 
 
 def _intact_page(keys: Sequence[bytes], rows: Sequence[Row]) -> Page | None:
@@ -301,16 +307,16 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
 
 
 def _are_bytes(values: Sequence[object]) -> bool:
-    """Whether all values of a page were read: there is no id of a large one among them, and no NULL."""
+    """Whether all values of a page were read: there is no id of a large one among them, no NULL and no text."""
     try:
         b"".join(cast("Sequence[bytes]", values))  # in half the time that their types take
     except TypeError:
-        return not {int, type(None)} & set(map(type, values))
+        return False
     return True
 
 
 def _with_large_values(cursor: apsw.Cursor, large: LargeValueTable, page: Page) -> Page:
-    """A page of rows that have the id of a large value instead of the value."""
+    """A page of rows some of which have the id of a large value, or what is no value, instead of a value."""
     stored: Sequence[Any] = page.values
     values, encodings = list(stored), list(page.encodings)
     for at, (key, value) in enumerate(zip(page.keys, stored, strict=True)):
@@ -318,6 +324,8 @@ def _with_large_values(cursor: apsw.Cursor, large: LargeValueTable, page: Page) 
             value = _large_value(cursor, large, key, value)
         elif value is None:
             value = LOST
+        elif type(value) is str and encodings[at] != JSON:  # JSON may have been written by hand
+            value = DAMAGED
         if isinstance(value, int):
             encodings[at] = value
             value = b""

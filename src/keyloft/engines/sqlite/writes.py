@@ -76,7 +76,8 @@ class SqliteWriter:
         with contextlib.suppress(apsw.Error, DatabaseError):  # the first read or write reports what is wrong
             self.last_version, self.last_commit_at, _ = last_logged(self._cursor)
         self._newest_logged = (-1, 0, 0, 0)
-        """SQLite's data version after the last commit of this connection, and what `last_logged` would return then."""
+        """SQLite's data version after the last commit of this connection, and what `last_logged` would return then. It
+        changes with commits of this connection, too: after one that was interrupted, the log is read."""
         self._begun: UncommittedGroup | None = None
         """The group that `try_begin` has written."""
         self.sync_times = sync_times(None if file.in_memory else file.path)
@@ -97,7 +98,7 @@ class SqliteWriter:
         try:
             restarts = restarts_log(self.connection)
             self._begun = self._begin(group, perf_counter() + limits.INLINE_SECONDS, restarts)
-        except (apsw.Error, DatabaseError, _TakesTooLong):
+        except (*OF_SQLITE, DatabaseError, _TakesTooLong):
             self.roll_back()
             return False
         return True

@@ -23,7 +23,7 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
     def reached(self) -> int | None:
         """The version up to which there is nothing left to report, for another watch to continue."""
         if self._backlog is None and not self._pending and not self._is_reading and self._started_at is not None:
-            return self._feed.dispatched_to
+            return max(self._feed.dispatched_to, self.reported_to or 0)  # a backlog may end beyond the feed
         return self.reported_to
 
     def changed(self, change: LoggedChange) -> None:

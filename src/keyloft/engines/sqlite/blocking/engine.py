@@ -82,7 +82,7 @@ class BlockingSqliteEngine(ProcessBound):
     def get_many(self, keys: Sequence[bytes]) -> Page | list[Record | None]:
         """The entries at several keys of the tuple store, as of one moment, without a coroutine.
 
-        A page, if it has an entry for each key.
+        As a page, if each key has an intact entry of small JSON that never expires.
         """
         if self.refusal is not None:
             raise Closed(self.refusal)
