@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
+import httpx
 import pytest
 
 from keyloft import ManualClock, limits
@@ -315,15 +316,34 @@ async def test_a_listener_that_does_not_read_is_cut_off_and_others_go_on(api: Ru
     writer.transport.abort()
 
 
+class Revocable(ValidTokens):
+    is_revoked = False
+
+    def is_valid(self, token: object) -> bool:
+        return not self.is_revoked
+
+
+async def test_an_event_source_that_comes_before_the_database_is_open_connects_again() -> None:
+    """At a status like 503 it would give up for good; others get one."""
+    async with running_api(is_open=False) as api:
+        with pytest.raises(httpx.TransportError):
+            await api.get("/v1/watch?prefix=a", headers={"accept": "text/event-stream"})
+        assert problem(await api.get("/v1/watch?prefix=a")) == (503, "UNREACHABLE")
+
+
+async def test_nothing_is_sent_after_a_token_was_revoked() -> None:
+    """Its stream ends with the next event, before the next heartbeat."""
+    valid = Revocable((admin_token(ADMIN_TOKEN),))
+    async with running_api(valid=valid) as api, api.watch("prefix=a") as events, api.watch("key=a/b") as of_a_key:
+        assert (await events.next())[0] == "ready"
+        assert [(await of_a_key.next())[0] for _ in range(2)] == ["ready", "change"]
+        valid.is_revoked = True
+        await api.put("/v1/kv/a/b", 1)
+        assert [(await each.next())[0] for each in (events, of_a_key)] == ["end", "end"]
+
+
 async def test_a_stream_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HTTP_HEARTBEAT_SECONDS", 0.01)
-
-    class Revocable(ValidTokens):
-        is_revoked = False
-
-        def is_valid(self, token: object) -> bool:
-            return not self.is_revoked
-
     valid = Revocable((admin_token(ADMIN_TOKEN),))
     async with running_api(valid=valid) as api, api.watch("prefix=a") as events:
         assert (await events.next())[0] == "ready"

@@ -70,14 +70,12 @@ class ValidTokens:
     def is_valid(self, token: AccessToken) -> bool:
         """Whether a token that was found before still is valid, with the same scopes."""
         self._refresh()
-        return any(
-            [
-                each.digest == token.digest
-                and (each.is_admin, each.scopes) == (token.is_admin, token.scopes)
-                and not each.has_expired()
-                for each in self._tokens
-            ]
-        )
+        for each in self._tokens:
+            if each is token or (
+                each.digest == token.digest and (each.is_admin, each.scopes) == (token.is_admin, token.scopes)
+            ):
+                return not each.has_expired()
+        return False
 
     def reload(self) -> None:
         """Read the file again. If it can't be read, the tokens stay as they are, and the log says why."""

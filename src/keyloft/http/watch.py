@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from keyloft import limits
 from keyloft.core.records import Get, Scan, Space
@@ -14,7 +15,7 @@ from keyloft.http.descriptions import WATCH
 from keyloft.http.kv import BASES
 from keyloft.http.problems import Problem
 from keyloft.http.replies import EVENTS_TYPE, HttpReply
-from keyloft.http.requests import HttpRequest
+from keyloft.http.requests import ClientGone, HttpRequest
 from keyloft.http.routing import ApiRoute
 from keyloft.http.sse import HEARTBEAT
 from keyloft.http.tokens import AccessToken
@@ -134,6 +135,10 @@ class ChannelTable:
         self._context.check_listeners()
         if request.method == "HEAD":
             return HttpReply(content_type=EVENTS_TYPE)
+        if self._context.engine is None and EVENTS_TYPE.decode() in (request.header(b"accept") or ""):
+            # An EventSource connects again if its connection is lost, but gives up for good at a status like 503.
+            request.scope["connection"].abort()
+            raise ClientGone
         stream = EventStream(request)
         self._streams[stream] = None
         self._context.meters.watches += 1
@@ -147,7 +152,8 @@ class ChannelTable:
     async def _listen(self, store: str | None, asks: WatchedKeys, since: int | None, stream: EventStream) -> None:
         await stream.room()
         channel = self._channel(store, asks, since, stream)
-        listener = EventListener(write=stream.write, has_read=stream.has_read, cut_off=stream.cut_off, end=stream.end)
+        write = partial(self._write, stream)
+        listener = EventListener(write=write, has_read=stream.has_read, cut_off=stream.cut_off, end=stream.end)
         channel.users += 1
         try:
             await channel.start()
@@ -165,6 +171,13 @@ class ChannelTable:
             if not channel.users:
                 self._remove(store, asks, channel)
                 await channel.aclose()
+
+    def _write(self, stream: EventStream, chunk: bytes) -> None:
+        """Send events, unless the token of the stream is no longer valid."""
+        if self._context.tokens.is_valid(stream.token):
+            stream.write(chunk)
+        else:
+            stream.end()
 
     def end_streams(self) -> None:
         """End all streams: the service is ending."""

@@ -13,7 +13,8 @@ POSTGRES_KEYS_PER_READ: Final = 512
 
 POSTGRES_TEXT_BYTES: Final = 16 * 1024 * 1024
 """A long batch whose values have at most this many bytes is settled in parts, and sends them as text, of twice their
-size. Of more bytes, most values are large, and text takes longer than arrays (measured by hand: 30 against 16 ms per MB)."""
+size. Of more bytes, most values are large, and text takes longer than arrays (30 against 16 ms per MB,
+measured by hand)."""
 
 POSTGRES_SHARED_GETS: Final = 16
 """From this many waiting gets on, two connections share them."""

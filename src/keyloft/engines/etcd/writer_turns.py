@@ -140,7 +140,7 @@ class WriterTurns:
         if self._version != counter.version and counter.writer not in ("", self._views.writer):
             if self._version is not None:
                 self._rivals[counter.writer] = self._last_rival = self._time()
-            # The first counter that is seen may be old. If it is recent, another engine writes, too: leave notes for it.
+            # The first counter seen may be old. If it is recent, another engine writes, too: leave notes for it.
             elif self._views.cluster.clock.now() < counter.at + 1000 * limits.ETCD_NOTING_SECONDS:
                 self._last_rival = self._time()
         self._version = counter.version
