@@ -603,6 +603,22 @@ def test_tokens_certificates_and_exposure_are_examined(doctor: Doctor, surroundi
     assert (code, found["tokens"][0]["severity"]) == (1, "problem")
 
 
+def test_tokens_that_have_expired_are_not_counted(doctor: Doctor, surroundings: Path) -> None:
+    tokens = surroundings / "tokens.toml"
+    old = declaration("old", new_token(), ["admin"], datetime.now(UTC) - timedelta(days=1))
+    options = ("--http", "127.0.0.1:0", "--http-tokens", str(tokens))
+    tokens.write_text(old)
+    tokens.chmod(0o600)
+    code, found = doctor(*options)
+    assert (code, [each["severity"] for each in found["tokens"]]) == (1, ["warning", "problem"])
+    assert "no valid token" in found["tokens"][1]["what"]
+    assert doctor(*options, "--http-token", new_token())[0] == 0
+    tokens.write_text(old + "\n" + declaration("ci", new_token(), ["read:kv"]))
+    code, found = doctor(*options)
+    assert (code, [each["severity"] for each in found["tokens"]]) == (0, ["warning", "ok"])
+    assert found["tokens"][1]["what"] == f"1 valid in {tokens}, of which 0 may do everything"
+
+
 def test_a_certificate_is_tried_before_it_is_served(doctor: Doctor, surroundings: Path) -> None:
     authority = trustme.CA()
     found = {}

@@ -51,8 +51,13 @@ def _tokens(config: Config) -> Iterator[Finding]:
     expired = [token.name for token in tokens if token.has_expired()]
     if expired:
         yield warning("tokens", f"these have expired: {', '.join(expired)}", cure="remove them from the file")
-    admins = [token.name for token in tokens if token.is_admin]
-    yield ok("tokens", f"{len(tokens)} in {config.http_tokens}, of which {len(admins)} may do everything")
+    valid = [token for token in tokens if not token.has_expired()]
+    if not valid and config.http_token is None:
+        what = f"{config.http_tokens} has no valid token: all requests to the API are refused"
+        yield problem("tokens", what, cure="`keyloft token new` prints the lines of one")
+        return
+    admins = [token.name for token in valid if token.is_admin]
+    yield ok("tokens", f"{len(valid)} valid in {config.http_tokens}, of which {len(admins)} may do everything")
 
 
 def _certificate(certificate: str, key: str | None) -> Finding:
