@@ -632,6 +632,8 @@ def test_a_certificate_is_tried_before_it_is_served(doctor: Doctor, surroundings
     assert [finding["severity"] for finding in found.values()] == ["ok", "warning", "problem"]
     assert "kv.example" in found["long"]["what"]
     assert "expired" in found["over"]["what"]
+    alone = doctor("--http", "127.0.0.1:0", "--http-cert", str(surroundings / "long.pem"))[1]["certificate"][0]
+    assert (alone["severity"], alone["cure"]) == ("problem", "name it with --http-key")
     wrong = ("--http-cert", str(surroundings / "long.pem"), "--http-key", str(surroundings / "short.key"))
     assert doctor("--http", "127.0.0.1:0", *wrong)[1]["certificate"][0]["severity"] == "problem"
 

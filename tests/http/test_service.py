@@ -148,3 +148,7 @@ async def test_an_admin_token_that_is_too_short_and_files_that_cannot_be_read_ar
     served = Serving(tmp_path, "--nats-port", "0", "--http-tokens", "tokens.toml")
     assert await served.ends() == 2
     assert "tokens.toml: expected [[token]] tables" in served.log
+    trustme.CA().issue_cert("localhost").cert_chain_pems[0].write_to_path(tmp_path / "srv.pem")
+    served = Serving(tmp_path, "--nats-port", "0", "--http-cert", "srv.pem")
+    assert await served.ends() == 2
+    assert "--http-cert: srv.pem has no private key; name it with --http-key" in served.log

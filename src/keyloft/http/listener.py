@@ -6,6 +6,7 @@ import resource
 import ssl
 from contextlib import suppress
 from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 
 from uvicorn.config import Config as UvicornConfig
@@ -160,3 +161,11 @@ def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(certificate, key)
     return context
+
+
+def lacks_key(certificate: str, key: str | None) -> bool:
+    """Whether no file has a private key: none is named, and that of the certificate holds none."""
+    try:
+        return key is None and b"PRIVATE KEY-----" not in Path(certificate).read_bytes()
+    except OSError:
+        return False

@@ -10,7 +10,7 @@ from keyloft.core.engine import Engine
 from keyloft.errors import InvalidArgument
 from keyloft.http.app import HttpApp
 from keyloft.http.context import HttpContext, Monitoring
-from keyloft.http.listener import HttpListener, tls_context
+from keyloft.http.listener import HttpListener, lacks_key, tls_context
 from keyloft.http.meters import HttpMeters
 from keyloft.http.origins import Origins
 from keyloft.http.page.service import ServiceParts
@@ -121,6 +121,10 @@ def _tls(config: Config) -> ssl.SSLContext | None:
     try:
         return tls_context(config.http_cert, config.http_key)
     except OSError as error:
+        if lacks_key(config.http_cert, config.http_key):
+            raise InvalidArgument(
+                f"--http-cert: {config.http_cert} has no private key; name it with --http-key"
+            ) from None
         # The message of an SSLError names its place in OpenSSL alone.
         raise InvalidArgument(
             f"--http-cert, --http-key: they are not a certificate and its private key in PEM, or can't be read: "

@@ -12,7 +12,7 @@ from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.cli.doctor.checks import ok, problem, warning
 from keyloft.errors import InvalidArgument
-from keyloft.http.listener import tls_context
+from keyloft.http.listener import lacks_key, tls_context
 from keyloft.http.token_file import read_token_file
 from keyloft.server.config import Config
 
@@ -68,6 +68,8 @@ def _certificate(certificate: str, key: str | None) -> Finding:
         what = f"{certificate} can't be used: {error.verify_message}"
         return problem("certificate", what, cure="renew it, then restart the service")
     except OSError as error:
+        if lacks_key(certificate, key):
+            return problem("certificate", f"{certificate} has no private key", cure="name it with --http-key")
         what = f"{certificate} and its key can't be read: {error.strerror or type(error).__name__}"
         return problem("certificate", what, cure="--http-cert and --http-key take a certificate and its key in PEM")
     days = int((ssl.cert_time_to_seconds(peer["notAfter"]) - time.time()) / _DAY)
