@@ -7,13 +7,18 @@ import signal
 import ssl
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import trustme
 
 import keyloft
+from keyloft.http.listener import HttpListener
+from keyloft.http.meters import HttpMeters
 from keyloft.http.tokens import declaration, new_token
+from keyloft.server.config import Config
+from keyloft.server.http_service import HttpService
 from tests.server.test_serve import LONGEST_SECONDS, Serving, serving
 
 pytestmark = pytest.mark.slow
@@ -92,6 +97,26 @@ async def test_https_is_served_and_tokens_are_read_again_on_sighup(tmp_path: Pat
             await served.logs("tokens.toml again: 1 tokens")
             assert (await client.get("/v1/info", headers=headers_of(second))).status_code == 200
             assert (await client.get("/v1/info", headers=headers_of(first))).status_code == 401
+
+
+async def test_a_service_without_tls_that_others_can_reach_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def start(_listener: HttpListener, host: str, port: int) -> tuple[str, int]:
+        return host, port  # it does not listen: a test must not be reached by other machines
+
+    monkeypatch.setattr(HttpListener, "start", start)
+    unused: Any = None
+    warned = {}
+    for http, token in (("0.0.0.0:80", TOKEN), ("0.0.0.0:80", None), ("localhost:80", TOKEN), ("[::1]:80", TOKEN)):
+        caplog.clear()
+        config = Config(http=http, http_token=token, http_page="off")
+        async with HttpService(config, unused, unused, HttpMeters()) as service:
+            await service.start()
+        warned[http, token] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    [line] = warned.pop(("0.0.0.0:80", TOKEN))
+    assert line.startswith("tokens and values travel unencrypted to http://0.0.0.0:80: use --http-cert")
+    assert not any(warned.values())
 
 
 async def writing(client: httpx.AsyncClient, writer: int, acknowledged: dict[str, int]) -> None:

@@ -1,5 +1,6 @@
 """Addresses to listen on: read from HOST:PORT, and shown as URLs."""
 
+import ipaddress
 import re
 from typing import Final
 
@@ -23,3 +24,11 @@ def read_address(text: str, example: str, argument: str = "") -> tuple[str, int]
 def shown(host: str, port: int, scheme: str = "http") -> str:
     """An address as a URL."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether other machines can't reach this host."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -4,12 +4,12 @@ A page of another site can let a browser look up its name as 127.0.0.1 (DNS rebi
 origin as a service there. So the Host of a request must be a name that this server was given.
 """
 
-import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Final
 
 from keyloft import limits
+from keyloft.core.addresses import is_loopback
 from keyloft.http.problems import Problem
 from keyloft.http.replies import AsgiScope, Headers
 from keyloft.http.requests import header_of
@@ -79,7 +79,7 @@ class Origins:
     def _remember(self, host: bytes, server: str) -> bool:
         name = _name_of(host.decode("latin-1"))
         # An address is safe as a Host: unlike a name, it can't be made to resolve to another one.
-        is_allowed = name in self._hosts or name == server or _is_loopback(name)
+        is_allowed = name in self._hosts or name == server or is_loopback(name)
         if len(self._known) >= limits.HTTP_KNOWN_HOSTS:
             self._known.clear()
         self._known[host, server] = is_allowed
@@ -108,10 +108,3 @@ def _name_of(host: str) -> str:
     """The name in a Host header, without the port; empty if it is not a name or address with a port or without one."""
     found = _HOST.fullmatch(host.strip().lower())
     return "" if found is None else found[1] or found[2]
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

@@ -4,7 +4,7 @@ import errno
 import logging
 import ssl
 
-from keyloft.core.addresses import shown
+from keyloft.core.addresses import is_loopback, shown
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
 from keyloft.errors import InvalidArgument
@@ -91,6 +91,12 @@ class HttpService(AsyncClosing):
             logger.warning("%s: %s %s: %s", what, self._config.http, reason, cure)
             return
         self.address = shown(host, port, "http" if self._tls is None else "https")
+        if self.has_api and self._tls is None and not is_loopback(address[0]):
+            logger.warning(
+                "tokens and values travel unencrypted to %s: use --http-cert, a proxy with TLS, or --http 127.0.0.1:%d",
+                self.address,
+                port,
+            )
 
     def opened(self, engine: Engine) -> None:
         """The database is open: the API answers from now on."""

@@ -1,6 +1,5 @@
 """Examines the HTTP API: its tokens, its certificate, and who can reach it."""
 
-import ipaddress
 import ssl
 import stat
 import time
@@ -11,6 +10,7 @@ from typing import Any, Final
 from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.cli.doctor.checks import ok, problem, warning
+from keyloft.core.addresses import is_loopback
 from keyloft.errors import InvalidArgument
 from keyloft.http.listener import lacks_key, tls_context
 from keyloft.http.token_file import read_token_file
@@ -104,7 +104,7 @@ def _exposure(config: Config) -> Iterator[Finding]:
     address = config.http_address()
     assert address is not None, "asked for before"
     host = address[0]
-    if _is_loopback(host):
+    if is_loopback(host):
         yield ok("exposure", f"HTTP is served on {host}, which other machines can't reach")
         return
     has_api = config.http_token is not None or config.http_tokens is not None or config.http_make_token == "yes"
@@ -116,10 +116,3 @@ def _exposure(config: Config) -> Iterator[Finding]:
         yield warning("exposure", what, cure="--http-hosts NAME, as in the URLs of its clients")
     if not has_api:
         yield ok("exposure", f"metrics and health are served on {host}, without a token; there is no API")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
