@@ -37,6 +37,7 @@ def test_every_setting_can_come_from_every_source(tmp_path: Path) -> None:
         "http_token": "sixteen-characters",
         "http_make_token": "yes",
         "http_page": "read-only",
+        "http_origins": "https://app.example",
         "http_connections": "77",
         "prefixes": "a.b,c",
         "quotas": "trivia:5:0",
@@ -58,6 +59,33 @@ def test_every_setting_can_come_from_every_source(tmp_path: Path) -> None:
         by_file = load({"config": str(file)}, {})
         assert by_flag == by_environment == by_file
         assert getattr(by_flag, name) != setting.default
+
+
+@pytest.mark.parametrize(
+    "host", ["http://kv.example", "kv.example:9464", "kv.example/", "*", "*.example", "k\u00f6.example", "[::1]:80"]
+)
+def test_hosts_that_no_request_names_are_refused(host: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"--http-hosts: expected a name or address .*, as in kv\.example, got"):
+        load({"http_hosts": f"fine.example,{host}"}, {})
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *["app.example", "app.example:8080", "https://", "https://app.example/page", "https://*.example"],
+        *["https://app.example:443", "http://app.example:80/", "https://me@app.example", "https://k\u00f6.example"],
+    ],
+)
+def test_origins_that_no_page_has_are_refused(origin: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"--http-origins: expected scheme and host, .* as in https:"):
+        load({"http_origins": f"https://fine.example,{origin}"}, {})
+
+
+def test_hosts_and_origins_that_can_match_are_taken() -> None:
+    hosts = ("kv.example", "KV_1.internal", "10.0.0.1", "::1", "[fe80::1]")
+    assert load({"http_hosts": ",".join(hosts)}, {}).http_hosts == hosts
+    origins = ("*", "null", "https://App.example/", "http://localhost:5173", "https://[::1]:8443", "app-x://id")
+    assert load({"http_origins": ",".join(origins)}, {}).http_origins == origins
 
 
 def test_an_empty_variable_counts_as_absent() -> None:

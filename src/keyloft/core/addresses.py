@@ -6,6 +6,9 @@ from typing import Final
 
 from keyloft.errors import InvalidArgument
 
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?/*", re.ASCII)
+_USUAL_PORTS: Final = ("http", ":80"), ("https", ":443")
 _ADDRESS: Final = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})", re.ASCII)
 
 
@@ -26,9 +29,45 @@ def shown(host: str, port: int, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether other machines can't reach this host."""
+def check_host(text: str) -> None:
+    """Refuse what no Host header names, where its port is left out.
+
+    Raises:
+        InvalidArgument: It is no name or address alone.
+    """
+    if not _NAME.fullmatch(text) and not _is_ip_address(text.strip("[]")):
+        raise InvalidArgument(
+            f"expected a name or address without scheme, port and path, as in kv.example, got {text!a}"
+        )
+
+
+def check_origin(text: str) -> None:
+    """Refuse what no browser sends as the Origin of a page; * stands for all, null for pages without one.
+
+    Raises:
+        InvalidArgument: It is not a scheme and a host, with a port other than the usual one or none.
+    """
+    origin = text.lower()
+    if origin in ("*", "null"):
+        return
+    has_usual_port = any(
+        [origin.startswith(f"{scheme}://") and origin.rstrip("/").endswith(port) for scheme, port in _USUAL_PORTS]
+    )
+    if not _ORIGIN.fullmatch(origin) or has_usual_port:
+        raise InvalidArgument(
+            "expected scheme and host, without path and usual port, as in https://app.example or "
+            f"http://localhost:5173, got {text!a}"
+        )
+
+
+def _is_ip_address(text: str) -> bool:
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(text)
     except ValueError:
         return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether other machines can't reach this host."""
+    return host == "localhost" or (_is_ip_address(host) and ipaddress.ip_address(host).is_loopback)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from keyloft import limits
-from keyloft.core.addresses import read_address
+from keyloft.core.addresses import check_host, check_origin, read_address
 from keyloft.core.urls import DatabaseUrl, check_nats_address
 from keyloft.errors import CannotOpen, InvalidArgument, InvalidPluginName
 from keyloft.plugins.quotas import Quota, Quotas
@@ -395,6 +395,12 @@ def _check_one(name: str, config: Config) -> None:
             raise InvalidArgument(
                 f"expected at least {limits.HTTP_TOKEN_CHARACTERS} characters of ASCII, without spaces"
             )
+        case "http_hosts":
+            for host in value:
+                check_host(host)
+        case "http_origins":
+            for origin in value:
+                check_origin(origin)
         case "prefixes" | "semantic_prefix":
             isolate((), prefixes=config.prefixes, semantic_prefix=config.semantic_prefix)
         case "quotas":
