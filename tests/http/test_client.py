@@ -394,6 +394,8 @@ async def test_a_certificate_is_checked_and_an_own_authority_can_be_named(tmp_pa
             await keyloft.open(f"https://127.0.0.1:{api.port}?ca={tmp_path}/ca.pem", token=ADMIN_TOKEN)
         with pytest.raises(CannotOpen, match="can't be read as certificates"):
             await keyloft.open(f"https://localhost:{api.port}?ca={tmp_path}/none.pem", token=ADMIN_TOKEN)
+        with pytest.raises(Unreachable, match=r"the port right\? A service with TLS has an https:// URL"):
+            await keyloft.open(f"http://localhost:{api.port}", token=ADMIN_TOKEN, patience=0.2)
     async with running_api() as api:
         with pytest.raises(CannotOpen, match="a service without TLS has an http:// URL"):
             await keyloft.open(f"https://127.0.0.1:{api.port}", token=ADMIN_TOKEN)

@@ -197,7 +197,11 @@ def explain(name: str, failure: BaseException) -> DatabaseError:
         return CannotOpen(f"{name}: there is no host of this name: check the URL, or this machine's name server")
     if isinstance(failure, aiohttp.InvalidURL):
         return CannotOpen(f"{name} is not a URL that can be called")
-    return Unreachable(f"{name} does not answer ({reason(failure)}): is the service running, and the port right?")
+    hint = ""
+    if name.startswith("http://") and not isinstance(failure, (*NotSent, TimeoutError)):
+        # A server that expects TLS ends the connection at the first bytes of plain HTTP.
+        hint = " A service with TLS has an https:// URL"
+    return Unreachable(f"{name} does not answer ({reason(failure)}): is the service running, and the port right?{hint}")
 
 
 def reason(failure: BaseException) -> str:
