@@ -377,6 +377,9 @@ class NoService(Unanswered, code="NO_SERVICE"):
 class NotPermitted(Unanswered, code="NOT_PERMITTED"):
     """NATS refused the request, or the delivery of its reply; or a service over HTTP refused the token."""
 
+    is_out_of_scope: bool = False
+    """Whether a service over HTTP knows the token, which may not do this one thing."""
+
 
 class TimedOut(Unanswered, TimeoutError, code="TIMED_OUT"):
     """No reply arrived in time; the request may have been carried out, or not."""

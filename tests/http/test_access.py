@@ -79,6 +79,26 @@ async def test_a_token_reaches_what_its_scopes_name_and_nothing_else() -> None:
         assert problem(await api.get("/v1/watch?key=b", token="users-reader")) == (403, "NOT_PERMITTED")
 
 
+async def test_a_refusal_names_the_key_and_a_scope_that_would_do() -> None:
+    append = {"mutations": [{"op": "append", "prefix": "", "value": 1}]}
+    async with running_api(*TOKENS) as api:
+        reader = "users-reader"
+        for answer, what, scope in (
+            (await api.put("/v1/kv/users/q", 1, token=reader), "write users/q", "write:kv/users"),
+            (await api.get("/v1/kv/other", token=reader), "read other", "read:kv/other"),
+            (await api.get("/v1/kv/a%2Fb/=1/=x00", token=reader), "read a%2Fb/=1/=x00", "read:kv/a%2Fb/=1"),
+            (await api.put("/v1/db/one/kv/a/b", 1, token="any-shop"), "write a/b", "write:db/one/a"),
+            (await api.post("/v1/atomic", append, token=reader), "write all keys of this store", "write:kv"),
+            (await api.post("/v1/db/one/atomic", {}, token="any-shop"), "write in this store", "write:db/one"),
+        ):
+            detail = answer.json()["detail"]
+            assert (answer.status_code, detail.partition(" may not ")[2]) == (
+                403,
+                f"{what}: it needs a scope such as {scope}",
+            )
+            TokenScope.read(scope)
+
+
 async def test_a_request_without_a_valid_token_is_refused_and_pages_need_none() -> None:
     async with running_api() as api:
         for given in ("", "Bearer", "Bearer wrong", f"Basic {ADMIN_TOKEN}", f"Bearer {ADMIN_TOKEN}x"):

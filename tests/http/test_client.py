@@ -227,6 +227,7 @@ async def test_a_token_may_do_what_its_scope_covers_and_the_error_names_it(api: 
         found = await asyncio.gather(*gets, return_exceptions=True)
         assert [type(one) for one in found if isinstance(one, Exception)] == [NotPermitted] * 2
         assert [one.value for one in found if not isinstance(one, BaseException)] == list(range(20))
+        assert all([one.is_out_of_scope for one in found if isinstance(one, NotPermitted)])
         for call in (
             lambda: reader.set(("public", 1), 2),
             lambda: listed(reader),
@@ -255,6 +256,7 @@ async def test_no_token_or_a_wrong_one_says_where_to_put_it(
         await keyloft.open(url_of(api))
     with pytest.raises(NotPermitted, match="does not accept this token") as wrong:
         await keyloft.open(url_of(api), token="kl_wrong-secret")
+    assert not wrong.value.is_out_of_scope
     monkeypatch.setenv("KEYLOFT_HTTP_TOKEN", ADMIN_TOKEN)
     async with keyloft.open(url_of(api)) as kv:
         await kv.set(("k",), 1)

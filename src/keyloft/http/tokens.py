@@ -80,6 +80,12 @@ def _encoded(prefix: str) -> bytes:
     return keys.encode_prefix(key_text.read_prefix(prefix))
 
 
+def _scope_text(access: str, store: str | None, key: keys.TupleKey = ()) -> str:
+    """A scope that covers a key and those beside it, as the file of tokens has it."""
+    where = key_text.written(key[:-1] or key)
+    return f"{access}:{'kv' if store is None else f'db/{store}'}{'/' if where else ''}{where}"
+
+
 class AccessToken(Struct, frozen=True, eq=False):
     """A token as the service knows it."""
 
@@ -109,7 +115,11 @@ class AccessToken(Struct, frozen=True, eq=False):
                 and (scope.name == store or (scope.name == ANY and store is not None))
             ):
                 return
-        raise self._refusal(write, "this key")
+        access = "write" if write else "status" if status else "read"
+        parts = keys.decode(key)
+        # The key was sent by the caller, so that naming it tells nothing new.
+        what = key_text.written(parts) or "all keys of this store"
+        raise self._refusal(write, f"{what}: it needs a scope such as {_scope_text(access, store, parts)}")
 
     def check_range(
         self, store: str | None, start: bytes, end: bytes, *, write: bool = False, status: bool = False
@@ -144,7 +154,7 @@ class AccessToken(Struct, frozen=True, eq=False):
                 and (scope.name == store or (scope.name == ANY and store is not None))
             ):
                 return
-        raise self._refusal(True, "in this store")
+        raise self._refusal(True, f"in this store: it needs a scope such as {_scope_text('write', store)}")
 
     def check_owner(
         self, area: Literal["plugin", "tenant"], name: str, *, write: bool = False, status: bool = False
@@ -156,7 +166,8 @@ class AccessToken(Struct, frozen=True, eq=False):
             is_within = scope.area == area and scope.name in (name, ANY)
             if is_within and (scope.may_write or not write) and (scope.shows_values or status):
                 return
-        raise self._refusal(write, f"what belongs to the {area} {name}")
+        access = "write" if write else "status" if status else "read"
+        raise self._refusal(write, f"what belongs to the {area} {name}: it needs the scope {access}:{area}/{name}")
 
     def check_admin(self) -> None:
         """Refuse what takes an admin token."""

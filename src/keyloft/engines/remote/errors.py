@@ -57,7 +57,6 @@ _BY_CODE: Final = {kind.code: kind for kind in _KINDS}
 NOT_FOUND: Final = "NOT_FOUND"
 """The code where nothing is stored at a key, or nothing is at a path."""
 _NO_TOKEN: Final = "pass one as keyloft.open(…, token=…), or set KEYLOFT_HTTP_TOKEN; `keyloft token new` makes one"
-_OUT_OF_SCOPE: Final = "refused this request"
 _URL_FORM: Final = "the URL of a store is https://host:port, or https://host:port/db/NAME; a proxy may add a path"
 
 NotSent: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
@@ -111,14 +110,16 @@ def refusal(name: str, reply: HttpAnswer, *, has_token: bool = True) -> KeyloftE
     if reply.status == 421:
         return CannotOpen(f"{name}: {problem.detail}")
     if reply.status == 403:
-        return NotPermitted(f"{name} {_OUT_OF_SCOPE}: {problem.detail}")
+        out_of_scope = NotPermitted(f"{name} refused this request: {problem.detail}")
+        out_of_scope.is_out_of_scope = True
+        return out_of_scope
     return error_of(problem)
 
 
 def concerns_all(error: KeyloftError) -> bool:
     """Whether any other request would fail in the same way: it is not about the keys of this one."""
     if isinstance(error, NotPermitted):
-        return _OUT_OF_SCOPE not in str(error)  # the token itself is refused
+        return not error.is_out_of_scope
     return isinstance(error, (Unreachable, Busy, Closed, CannotOpen))
 
 
