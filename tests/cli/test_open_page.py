@@ -3,9 +3,11 @@
 import asyncio
 import os
 import re
+import ssl
 from pathlib import Path
 
 import httpx
+import trustme
 
 from tests.http.api import ADMIN_TOKEN, running_api
 from tests.http.page.pages import running_page
@@ -21,7 +23,7 @@ _ENVIRONMENT = {
 
 async def opened(url: str, token: str = "", **more: str) -> tuple[int, str, str]:
     environment = {**_ENVIRONMENT, "KEYLOFT_HTTP_TOKEN": token, **more}
-    arguments = ["-m", "keyloft", "open", "--http", url.removeprefix("http://")]
+    arguments = ["-m", "keyloft", "open", "--http", url.partition("://")[2]]
     done = await asyncio.to_thread(run, arguments, env=environment)
     return done.returncode, done.stdout.strip(), done.stderr
 
@@ -57,3 +59,21 @@ async def test_open_says_what_is_missing() -> None:
         assert (code, "has no page" in error) == (1, True)
     code, _, error = await opened(f"http://127.0.0.1:{free_port()}", ADMIN_TOKEN)
     assert (code, "Start one with `keyloft serve`" in error) == (1, True)
+
+
+async def test_open_says_how_a_certificate_of_an_own_authority_is_trusted(tmp_path: Path) -> None:
+    authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    issued = authority.issue_cert("127.0.0.1")
+    issued.configure_cert(tls)
+    alone, both = tmp_path / "srv.pem", tmp_path / "both.pem"
+    alone.write_bytes(issued.cert_chain_pems[0].bytes())
+    both.write_bytes(alone.read_bytes() + authority.cert_pem.bytes())
+    async with running_api(tls=tls) as api:
+        url = f"https://127.0.0.1:{api.port}"
+        code, _, error = await opened(url, KEYLOFT_HTTP_CERT=str(alone))
+        assert (code, f"the service at {url} has a certificate that is not trusted: " in error) == (1, True), error
+        assert "the certificate and that of its authority" in error
+        code, _, error = await opened(url, KEYLOFT_HTTP_CERT=str(both))
+        assert (code, "has no page" in error) == (1, True), error
+        code, _, error = await opened(f"https://localhost:{api.port}", KEYLOFT_HTTP_CERT=str(both))
+        assert (code, "not trusted: " in error) == (1, True), error

@@ -86,6 +86,12 @@ def _request(request: urllib.request.Request, config: Config) -> bytes | None:
         raise CommandFailed(f"the service answered {error.code} {error.reason}") from None
     except OSError as error:
         base, reason = request.full_url.rpartition("/page")[0], getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise CommandFailed(
+                f"the service at {base} has a certificate that is not trusted: {reason.verify_message}. Name a file as "
+                "--http-cert that holds the certificate and that of its authority, and the host with --http as the "
+                "certificate does"
+            ) from None
         raise CommandFailed(
             f"no service answers at {base}: {reason}. Start one with `keyloft serve`, or name the address of one that "
             "runs with --http"
