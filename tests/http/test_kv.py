@@ -149,6 +149,15 @@ async def test_entries_expire_and_their_expiry_can_be_changed(api: RunningApi) -
     await api.put("/v1/kv/a?expire_at=2001-01-01T00:00:00Z", 1)
     assert problem(await api.get("/v1/kv/a")) == (404, "NOT_FOUND")
     assert problem(await api.send("PATCH", "/v1/kv/a", json={"expire_in": 1})) == (404, "NOT_FOUND")
+    set_a = {"op": "set", "key": "a", "value": 1, "expire_in": -1}
+    touch_a = {"op": "touch", "key": "a", "expire_in": -1}
+    for refused, never in (
+        (await api.send("PATCH", "/v1/kv/a", json={"expire_in": -1}), "null"),
+        (await api.post("/v1/atomic", {"mutations": [set_a]}), "null"),
+        (await api.post("/v1/atomic", {"mutations": [touch_a]}), "null"),
+        (await api.put("/v1/kv/a?expire_in=0", 1), "no expire_in"),
+    ):
+        assert refused.json()["detail"].endswith(f" seconds; {never} is for an entry that never expires")
     for query in ("expire_in=0", "expire_in=x", "expire_in=1&expire_in=2", "expire_at=2030-01-01", "expire=1"):
         assert problem(await api.put(f"/v1/kv/a?{query}", 1)) == (422, "VALIDATION_ERROR")
     both = "expire_in=1&expire_at=2030-01-01T00:00:00Z"

@@ -299,7 +299,7 @@ def _due(given: WireMutation) -> tuple[int | None, int | None]:
     """The expiry of a value that is stored; null is the same as none."""
     relative = None if given.expire_in is UNSET else given.expire_in
     moment = None if given.expire_at is UNSET or given.expire_at is None else read_time(given.expire_at)
-    return expiry(relative, moment)
+    return expiry(relative, moment, "null")
 
 
 def new_values(given: WireBatch, done: Committed) -> list[object]:

@@ -31,7 +31,7 @@ from keyloft.http.wire import (
     u64_value,
     wire_entry,
 )
-from keyloft.tuples.expiries import expiry, new_expiry
+from keyloft.tuples.expiries import expiry
 
 BASES: Final = ("/v1", "/v1/db/{store}")
 """Before the paths of the unnamed store, and of named ones."""
@@ -142,15 +142,16 @@ def touched_expiry(expire_in: float | UnsetType | None, expire_at: str | UnsetTy
     if (expire_in is UNSET) == (expire_at is UNSET):
         raise InvalidArgument("expire_in, expire_at: expected one of them; expire_in null is for no expiry")
     if expire_at is not UNSET:
-        return new_expiry(None, read_time(expire_at))
-    return new_expiry(None if expire_in is UNSET else expire_in, None)
+        return expiry(None, read_time(expire_at))
+    return expiry(None if expire_in is UNSET else expire_in, None, "null")
 
 
 def _due(request: HttpRequest) -> tuple[int | None, int | None]:
     if not request.scope["query_string"]:
         return None, None
     seconds, moment = request.one("expire_in"), request.one("expire_at")
-    return expiry(None if seconds is None else read_seconds(seconds), None if moment is None else read_time(moment))
+    relative = None if seconds is None else read_seconds(seconds)
+    return expiry(relative, None if moment is None else read_time(moment), "no expire_in")
 
 
 async def _value(request: HttpRequest) -> tuple[bytes, int]:

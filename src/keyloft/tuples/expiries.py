@@ -14,14 +14,21 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-def expiry(expire_in: float | timedelta | None, expire_at: datetime | None) -> tuple[int | None, int | None]:
+def expiry(
+    expire_in: float | timedelta | None, expire_at: datetime | None, never: str = "None"
+) -> tuple[int | None, int | None]:
     """`expire_in` and `expire_at` as mutations have them, in milliseconds; at most one of them is not None.
+
+    Args:
+        expire_in: As of the caller.
+        expire_at: The same.
+        never: How the caller writes that an entry does not expire, for the message.
 
     Raises:
         InvalidArgument: One can't be used, or both are given.
     """
     if expire_at is None:
-        return (None, None) if expire_in is None else (milliseconds(expire_in), None)
+        return (None, None) if expire_in is None else (milliseconds(expire_in, never), None)
     if expire_in is not None:
         raise InvalidArgument("expire_in, expire_at: expected one of them, got both")
     return None, moment(expire_at)
@@ -38,7 +45,7 @@ def new_expiry(expire_in: float | timedelta | None, expire_at: datetime | None) 
     return expiry(None if expire_in is UNSET else expire_in, expire_at)
 
 
-def milliseconds(expire_in: float | timedelta | None) -> int | None:
+def milliseconds(expire_in: float | timedelta | None, never: str = "None") -> int | None:
     """The `expire_in` of a caller in whole milliseconds, rounded up.
 
     Raises:
@@ -52,7 +59,7 @@ def milliseconds(expire_in: float | timedelta | None) -> int | None:
     if not 0 < seconds <= limits.LONGEST_EXPIRY_SECONDS:
         raise InvalidArgument(
             f"expire_in: expected more than 0 and at most {limits.LONGEST_EXPIRY_SECONDS:,} seconds; "
-            "None is for an entry that never expires"
+            f"{never} is for an entry that never expires"
         )
     # Rounded first: 0.1 s is not 100.00000000000001 ms.
     return max(1, -int(-round(seconds * 1000, 6) // 1))
