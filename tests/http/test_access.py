@@ -229,7 +229,10 @@ def test_tokens_are_rotated_without_a_restart(tmp_path: Path, caplog: pytest.Log
         (f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nscopes = []', "scopes"),
         (f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nscopes = ["root"]', "expected admin, or status:"),
         (f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nscopes = ["admin"]\nexpires = 2030-01-01T00:00:00', "zone"),
-        (f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nscopes = ["admin"]\n' * 2, "a different one for each token"),
+        (
+            f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nscopes = ["admin"]\n' * 2,
+            "a different one for each token, got several times: a",
+        ),
     ],
 )
 def test_a_file_of_tokens_that_cannot_be_used_says_why(tmp_path: Path, text: str, reason: str) -> None:

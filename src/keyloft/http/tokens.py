@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -222,9 +223,9 @@ def read_declared(declared: object) -> tuple[AccessToken, ...]:
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"expected [[token]] tables with name, sha256 and scopes: {error}") from None
     found = tuple([token.checked() for token in tokens])
-    names = [token.name for token in found]
-    if len({*names}) < len(names):
-        raise InvalidArgument("name: expected a different one for each token")
+    twice = [name for name, count in Counter([token.name for token in found]).items() if count > 1]
+    if twice:
+        raise InvalidArgument(f"name: expected a different one for each token, got several times: {', '.join(twice)}")
     return found
 
 
