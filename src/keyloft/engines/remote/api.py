@@ -1,4 +1,4 @@
-"""Sends requests to the HTTP API of a service: pooled connections, bounded concurrency, repeats within the patience."""
+"""Sends requests to the HTTP API of a service: pooled connections, bounded concurrency, retries for a limited time."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ from keyloft.engines.remote.entries import (
     read_entry,
     read_info,
 )
-from keyloft.engines.remote.errors import HttpAnswer, Lost, NotSent
+from keyloft.engines.remote.errors import HttpAnswer, NotAnswered, NotSent
 from keyloft.errors import CannotOpen, Closed, InvalidArgument
 
 T = TypeVar("T")
@@ -44,12 +44,12 @@ class HttpApi:
         """Prepare to call a service; nothing is sent yet.
 
         Args:
-            address: Where it is.
-            token: Who calls; it is sent with each request, and shown nowhere.
+            address: The service's.
+            token: Says who calls. It is sent with each request, and shown nowhere.
             patience: For how many seconds a request is repeated while the service does not answer.
 
         Raises:
-            InvalidArgument: The token can't be one.
+            InvalidArgument: The token has characters that no token has.
             CannotOpen: The file with certificates can't be read.
         """
         self.name = address.name
@@ -103,20 +103,20 @@ class HttpApi:
         return self._accepted(await self._read("GET", url), read_count).count
 
     async def commit(self, batch: Batch) -> Committed | Conflict:
-        """Send a batch; repeated only as long as it was surely not carried out.
+        """Send a batch; send it again only while the service has surely not carried it out.
 
         Raises:
-            CommitUnknown: The connection was lost after the request was sent, or began to be.
-            KeyloftError: The service has refused it.
+            CommitUnknown: The connection was lost after some of the request was sent, or the answer can't be read.
+            KeyloftError: The service has refused the batch.
         """
-        request = batches.written(batch)
+        request = batches.commit_body(batch)
         began, attempt = _time(), 0
         while True:
             try:
                 reply = await self._send("POST", f"{self._base}/atomic", request, began)
             except NotSent as failure:
                 await self._pause(failure, began, attempt)
-            except Lost as failure:
+            except NotAnswered as failure:
                 raise errors.commit_unknown(self.name, errors.reason(failure)) from failure
             else:
                 if reply.status in (200, 412):
@@ -136,7 +136,7 @@ class HttpApi:
         """Begin to watch; the caller closes the response.
 
         Raises:
-            KeyloftError: The service has refused it.
+            KeyloftError: The service has refused the watch.
             ClientError, TimeoutError: The service does not answer.
         """
         self._check_open()
@@ -165,16 +165,16 @@ class HttpApi:
         return errors.read(self.name, decode, reply)
 
     async def _read(self, method: str, url: str, body: bytes | None = None) -> HttpAnswer:
-        """Send a request that changes nothing until it is answered.
+        """Send a request that changes nothing, again and again until the service answers.
 
         Raises:
-            DatabaseError: It was not answered in time.
+            DatabaseError: The service has not answered in time.
         """
         began, attempt = _time(), 0
         while True:
             try:
                 reply = await self._send(method, url, body, began)
-            except Lost as failure:
+            except NotAnswered as failure:
                 await self._pause(failure, began, attempt)
             else:
                 again = errors.may_be_repeated(reply) or errors.is_gateway_failure(reply)
@@ -188,7 +188,7 @@ class HttpApi:
         self._running += 1
         self._idle.clear()
         try:
-            # Waiting for a slot needs no timeout: the requests that hold one end within their own patience.
+            # Waiting for a slot needs no timeout: the requests that hold slots have timeouts of their own.
             async with (
                 self._slots,
                 asyncio.timeout_at(max(began + self.patience, _time() + limits.HTTP_CLIENT_PAUSES[1])),
@@ -208,7 +208,7 @@ class HttpApi:
         """Wait before the next try.
 
         Raises:
-            DatabaseError: Trying again would not help, or time is up.
+            DatabaseError: Another try would not help, or time is up.
         """
         if not attempt and not errors.never_helps(failure):
             left = max(0.0, began + self.patience - _time())
@@ -217,7 +217,7 @@ class HttpApi:
             raise errors.explain(self.name, failure) from failure
 
     async def _wait(self, began: float, attempt: int, wanted: str | None = None) -> bool:
-        """Wait for a while, as long as the service wants if it says so; returns False if time is up."""
+        """Wait before another try, for as long as the service asks if it does; returns False if time is up."""
         seconds = pause_seconds(attempt)
         if wanted is not None and wanted.isdecimal():
             seconds = max(seconds, float(wanted))

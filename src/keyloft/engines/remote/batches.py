@@ -69,17 +69,17 @@ def check_space(space: Space) -> None:
     """Refuse what is not of the tuple store.
 
     Raises:
-        InvalidArgument: It is another interface's.
+        InvalidArgument: The space belongs to another interface.
     """
     if space is not Space.TUPLES:
         raise InvalidArgument(f"{space}: {_ENTRIES_ALONE}")
 
 
-def written(batch: Batch) -> bytes:
-    """The request that commits a batch.
+def commit_body(batch: Batch) -> bytes:
+    """The body of the request that commits a batch.
 
     Raises:
-        InvalidArgument: It holds something that the API does not take.
+        InvalidArgument: The batch holds something that the API does not take.
     """
     appends = Counter[bytes]()
     return _to_json(
@@ -98,7 +98,7 @@ def outcome(batch: Batch, status: int, reply: bytes) -> Committed | Conflict:
 def _committed(batch: Batch, reply: bytes) -> Committed:
     done = _read_committed(reply)
     answers = list(zip(batch.mutations, done.values, strict=True))
-    # Of an entry that is set only if there is none, the API says whether it was stored.
+    # For a set with `if_absent`, the API answers whether the value was stored: then no entry was found.
     found = [
         not answer if isinstance(mutation, Set) else bool(answer)
         for mutation, answer in answers
@@ -110,7 +110,7 @@ def _committed(batch: Batch, reply: bytes) -> Committed:
 
 
 def _conflict(batch: Batch, reply: bytes) -> Conflict:
-    """The API tells the entries that are stored at the checks that failed."""
+    """The conflict that a reply describes: the API sends the entries that are stored at the failed checks."""
     current = {(key := key_of(entry.key)): record_of(entry, key) for entry in _read_conflict(reply).conflicts}
     failed = [
         FailedCheck(check, record)

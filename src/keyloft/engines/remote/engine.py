@@ -59,7 +59,7 @@ class RemoteEngine(ClosableEngine):
         self.location = api.name
         self._gets = GatheredGets(api)
         self._starting = set[asyncio.Task[None]]()
-        """Watches of which the service has not yet said from where on they report."""
+        """Tasks of new watches, until the service says from which version on it reports changes."""
         self._watches = set[StreamedWatch]()
         self._submitted = deque["_Submitted"]()
         self._committing: asyncio.Task[None] | None = None
@@ -73,7 +73,7 @@ class RemoteEngine(ClosableEngine):
             info = await self._api.info()
             return [_answer(info, ask) for ask in asks]
         if len(asks) > 1:
-            raise InvalidArgument("over HTTP, gets alone can be read together from one view")
+            raise InvalidArgument("over HTTP, only gets can be read together, from one view")
         [ask] = asks
         match ask:
             case Scan():
@@ -155,7 +155,7 @@ class RemoteEngine(ClosableEngine):
         return await self._api.count(ranges.parameters(ask.start, ask.end))
 
     async def _watches_have_started(self) -> None:
-        """Wait until new watches have begun, so that a caller who then writes sees that change; for a bounded time."""
+        """Wait until new watches have begun, so that they report what is written next; for a bounded time."""
         if self._starting:
             await asyncio.wait(self._starting, timeout=self._api.patience / 4)
             self.check_usable()
@@ -171,7 +171,7 @@ class RemoteEngine(ClosableEngine):
                     verdict = error
                 report(submitted.done, verdict)
         finally:
-            self._committing = None  # also if it was cancelled: commits wait for it
+            self._committing = None  # also if this task was cancelled: commits wait for its end
 
     async def _close(self) -> None:
         if self._committing is not None:

@@ -57,17 +57,17 @@ read_entries: Final = msgspec.json.Decoder(ApiEntries).decode
 
 
 def text_of(key: bytes) -> str:
-    """An encoded key as the API takes it."""
+    """An encoded key as text, as the API takes it."""
     return key_text.written(keys.decode(key))
 
 
 def key_of(text: str) -> bytes:
-    """The encoded key of what the API shows."""
+    """The encoded key of a key that the API shows as text."""
     return keys.encode_prefix(key_text.read(text))
 
 
 def milliseconds(moment: datetime | None) -> int | None:
-    """A moment as records have it."""
+    """A moment in milliseconds since 1970, as records have it."""
     return None if moment is None else (moment - _EPOCH) // _MILLISECOND
 
 
@@ -75,10 +75,10 @@ def moment_of(time: int) -> str:
     """A time of a record in RFC 3339.
 
     Raises:
-        InvalidArgument: No database holds it.
+        InvalidArgument: The year is not from 1970 to 9999.
     """
     if not 0 <= time <= LAST_MOMENT:
-        raise InvalidArgument("expire_at: expected a whole number of milliseconds that leads to 1970 up to 9999")
+        raise InvalidArgument("expire_at: expected a moment from 1970 to 9999")
     return (_EPOCH + time * _MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -61,8 +61,8 @@ _URL_FORM: Final = "the URL of a store is https://host:port, or https://host:por
 
 NotSent: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """The connection could not be made: the request was surely not carried out."""
-Lost: Final = (aiohttp.ClientError, TimeoutError, OSError)
-"""All failures of a connection; but for `NotSent`, the request may have been carried out."""
+NotAnswered: Final = (aiohttp.ClientError, TimeoutError, OSError)
+"""All failures of a connection. Except for those of `NotSent`, the request may have been carried out."""
 
 
 class HttpAnswer(Struct):
@@ -84,7 +84,7 @@ class ApiProblem(Struct):
 
 
 def problem_of(reply: HttpAnswer) -> ApiProblem:
-    """Why a request was refused; without a code if it was not Keyloft that has answered."""
+    """Why a request was refused; without a code if something other than Keyloft has answered."""
     try:
         return msgspec.json.decode(reply.body, type=ApiProblem)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -117,7 +117,7 @@ def refusal(name: str, reply: HttpAnswer, *, has_token: bool = True) -> KeyloftE
 
 
 def concerns_all(error: KeyloftError) -> bool:
-    """Whether any other request would fail in the same way: it is not about the keys of this one."""
+    """Whether every other request would fail in the same way: the error does not depend on the keys."""
     if isinstance(error, NotPermitted):
         return not error.is_out_of_scope
     return isinstance(error, (Unreachable, Busy, Closed, CannotOpen))
@@ -155,7 +155,7 @@ def read(name: str, decode: Callable[[bytes], T], reply: HttpAnswer) -> T:
     """The content of a reply.
 
     Raises:
-        CannotOpen: It is not one of Keyloft's.
+        CannotOpen: It is not a reply of Keyloft.
     """
     try:
         return decode(reply.body)
@@ -174,7 +174,7 @@ def is_gateway_failure(reply: HttpAnswer) -> bool:
 
 
 def is_unknown(reply: HttpAnswer) -> bool:
-    """Whether a request may have been carried out or not: something else than Keyloft has failed."""
+    """Whether nothing shows if the request was carried out: the status of a failure, but not from Keyloft."""
     return reply.status >= 500 and not problem_of(reply).code
 
 
@@ -206,7 +206,7 @@ def explain(name: str, failure: BaseException) -> DatabaseError:
 
 
 def reason(failure: BaseException) -> str:
-    """A short reason of a failed connection, without what it has sent."""
+    """Why a connection failed, in a few words, without anything that was sent."""
     if isinstance(failure, aiohttp.ClientConnectorError):
         return os.strerror(failure.os_error.errno) if failure.os_error.errno else "no connection could be made"
     return "time is up" if isinstance(failure, TimeoutError) else "the connection was lost"

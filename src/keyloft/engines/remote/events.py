@@ -9,7 +9,7 @@ class ServerEvent(Struct):
     kind: str
     data: bytes
     id: int | None = None
-    """The version that is reached with it; None of the first parts of a change that is sent as several events."""
+    """The version that this event completes; None for all but the last part of a change sent as several events."""
 
 
 class EventParser:
@@ -18,7 +18,7 @@ class EventParser:
     def __init__(self) -> None:
         self._rest = bytearray()
         self._searched = 0
-        """Up to here, the rest holds no end of a line."""
+        """Up to this position, the rest is known to hold no end of a line."""
         self._kind = ""
         self._id: int | None = None
         self._data: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Lets concurrent gets travel together: one alone as a request of its own, those that wait meanwhile as one request."""
+"""Sends concurrent gets together: a lone get as a request of its own, gets that wait meanwhile as one request."""
 
 import asyncio
 from collections import deque
@@ -71,7 +71,7 @@ class GatheredGets:
         try:
             await self._answer(group)
         except Exception as error:
-            # A defect, not a refusal: a caller who is not cancelled must not see a cancellation.
+            # An unexpected error: without this, the callers would see a cancellation that was not meant for them.
             for _, answer in group:
                 _settle(answer, error)
         except BaseException:
@@ -90,7 +90,7 @@ class GatheredGets:
                 for _, answer in group:
                     _settle(answer, error)
                 return
-            # One key may be refused or damaged, or all values together be too large: by halves, only that key fails.
+            # One key may be refused or damaged, or all values together too large. Halving isolates that key.
             half = len(group) // 2
             await self._answer(group[:half])
             await self._answer(group[half:])

@@ -56,7 +56,7 @@ def prefix_of(start: bytes, end: bytes) -> str:
 
 
 def _bound(encoded: bytes) -> tuple[TupleKey, str]:
-    """The key that a bound consists of, or begins with, and what follows it."""
+    """The key that a bound is, or begins with, and which byte follows it: none, 00 or FF."""
     try:
         if encoded:
             return keys.decode(encoded), _KEY

@@ -1,7 +1,7 @@
-"""A watch over HTTP: follows a stream of events, and goes on where it was when the stream breaks off.
+"""A watch over HTTP: follows a stream of events; if the stream breaks off, continues where it was.
 
-The stream is read only when its user asks for the next changes. So what is not yet read waits in the buffers of the
-connection, and in the service, which bounds both.
+The stream is read only when its user asks for the next changes. What is not yet read waits in the buffers of the
+connection and in the service, and both are bounded.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from keyloft.core.records import Change, Record
 from keyloft.engines.remote import errors
 from keyloft.engines.remote.api import HttpApi, pause_seconds
 from keyloft.engines.remote.entries import ApiEntry, key_of, read_entries, record_of, text_of
-from keyloft.engines.remote.errors import ApiProblem, Lost
+from keyloft.engines.remote.errors import ApiProblem, NotAnswered
 from keyloft.engines.remote.events import EventParser, ServerEvent
 from keyloft.errors import Closed, KeyloftError
 
@@ -41,31 +41,31 @@ class StreamedWatch:
         Args:
             api: Of the service.
             keys: Empty for a prefix.
-            prefix: As text; of no meaning if there are keys.
+            prefix: As text; ignored if there are keys.
             since: Report what changed after this version; None for what changes from now on.
-            ended: Called when it is closed.
+            ended: Called when the watch is closed.
         """
         self._api = api
         self._forget = ended
         self._whole = bool(keys)
         """Whether each event has the state of all keys."""
         self._keys = keys
-        # Each key once: so the service reports it.
+        # A key that is watched twice is asked for once, because the service reports it once.
         self._selection = [("key", text_of(key)) for key in dict.fromkeys(keys)] if keys else [("prefix", prefix)]
         self._since = since
         self._last_event: int | None = None
-        """Where a stream of a prefix goes on; None if that is where it began."""
+        """For a prefix: the event after which the next stream continues; None before the first event."""
         self.reported_to: int | None = None
         self._events = deque[ServerEvent]()
         """Complete events that are not yet reported."""
         self._parts: list[Change] = []
-        """Of keys: the first part of a state, which is sent as several events."""
+        """For keys: the first parts of a state that is sent as several events."""
         self._reported: list[tuple[int, int | None] | None] | None = None
-        """Of keys: version and expiry of all as they were last reported."""
+        """For keys: the version and expiry of each, as last reported."""
         self._parser = EventParser()
         self._response: aiohttp.ClientResponse | None = None
         self._broken = 0
-        """How many streams broke off since a change arrived."""
+        """How many streams broke off since the last change arrived."""
         self._failure: KeyloftError | None = None
         self._ended = asyncio.Event()
         self.starting = asyncio.create_task(self._connect(), name="keyloft watch")
@@ -84,10 +84,10 @@ class StreamedWatch:
             elif self.starting.done() and self._response is not None:
                 await self._receive(self._response)
             else:
-                # Until it has begun, the task alone reads the stream: two readers would take each other's bytes.
+                # Until the watch has begun, only the task reads the stream: two readers would take each other's bytes.
                 if self.starting.done():
                     self.starting = asyncio.create_task(self._connect(), name="keyloft watch")
-                # A caller that gives up waiting leaves the task as it is.
+                # Not `await self.starting`: a caller that is cancelled must not cancel the task.
                 await asyncio.wait([self.starting])
                 if not self.starting.cancelled():  # by `aclose`
                     self.starting.result()
@@ -97,11 +97,11 @@ class StreamedWatch:
         self._ended.set()
         self._forget(self)
         self.starting.cancel()
-        self._disconnect()  # before it waits: a caller that is cancelled then must not leave the connection open
+        self._disconnect()  # before the wait below: a caller cancelled there must not leave the connection open
         await asyncio.wait([self.starting])
 
     def _take(self) -> list[Change]:
-        """All that has arrived, joined: of each key its last state."""
+        """All changes that have arrived; for each key, its last state."""
         changed: dict[bytes, Change] = {}
         whole: list[Change] | None = None
         while self._events:
@@ -132,7 +132,7 @@ class StreamedWatch:
         try:
             async with asyncio.timeout(limits.HTTP_CLIENT_SILENCE_SECONDS):
                 piece = await response.content.readany()
-        except Lost as failure:
+        except NotAnswered as failure:
             logger.debug("%s: a watch has lost its connection (%s)", self._api.name, errors.reason(failure))
             piece = b""
         if piece:
@@ -163,7 +163,7 @@ class StreamedWatch:
         return has_begun or self._failure is not None
 
     async def _connect(self) -> None:
-        """Connect, and read until the service says from where on it reports; again and again if it does not answer."""
+        """Connect, and read until the service says from which version on it reports; retry while it does not answer."""
         attempt = 0
         if self._broken > 1:
             await self._pause(pause_seconds(self._broken - 2))
@@ -174,10 +174,10 @@ class StreamedWatch:
             except Closed:
                 self._ended.set()
                 return
-            except KeyloftError as error:  # before Lost: NotPermitted is a ConnectionError, too
+            except KeyloftError as error:  # before NotAnswered: NotPermitted is a ConnectionError, too
                 self._failure = error
                 return
-            except Lost as failure:
+            except NotAnswered as failure:
                 self._disconnect()
                 if errors.never_helps(failure):
                     self._failure = errors.explain(self._api.name, failure)
@@ -193,7 +193,7 @@ class StreamedWatch:
         self._parser, self._parts = EventParser(), []
         selection, last_event = self._selection, self._last_event
         if self._whole and last_event is not None:
-            last_event = None  # all states come at once, and are compared with those reported
+            last_event = None  # the service sends the state of all keys, which is compared with what was reported
         elif last_event is None and self._since is not None:
             selection = [*selection, ("since", str(self._since))]
         response = await self._api.stream(selection, last_event)
