@@ -1,4 +1,4 @@
-"""What the function of an `update` makes of a value."""
+"""Calls the function of an `update`, and refuses a change in place that returns None."""
 
 from collections.abc import Callable
 from inspect import isawaitable
@@ -9,31 +9,34 @@ from keyloft.errors import InvalidArgument
 
 
 async def updated(fn: Callable[[Any], Any], given: Any, before: Callable[[], Any], argument: str = "fn") -> Any:
-    """Call the function of an update, and await what it returns if need be.
+    """The value that the function of an update returns; an awaitable is awaited.
 
     Args:
         fn: Takes the value and returns the new one.
-        given: The value, which `fn` may change.
-        before: An equal value that `fn` has not changed.
+        given: The value, which `fn` may change in place.
+        before: Returns the value as it was before `fn` was called.
         argument: The name of `fn`, as the caller wrote it.
 
     Raises:
-        InvalidArgument: It changed the value in place and returned None.
+        InvalidArgument: `fn` changed the value in place and returned None.
     """
     value = fn(given)
     if isawaitable(value):
         value = await value
-    # None is a value like any other, but `lambda players: players.append("alice")` did not mean it.
+    # None can be stored, but `lambda players: players.append("alice")` returns None by mistake.
     if value is None and isinstance(given, (list, dict)) and given != before():
         raise InvalidArgument(
-            f"{argument}: it changed the value in place and returned None, and None would be stored; return the new "
-            "value, as in update(key, lambda names: [*names, name])"
+            f"{argument}: the function changed the value in place and returned None, so None would be stored; return "
+            "the new value, as in update(key, lambda names: [*names, name])"
         )
     return value
 
 
-def kept(value: Any, limit: int, most_levels: int) -> Callable[[], Any]:
-    """Keeps a value that was read from JSON as it is now, whatever becomes of it; arguments as of `encode_json`."""
+def copy_maker(value: Any, limit: int, most_levels: int) -> Callable[[], Any]:
+    """Returns a function that makes copies of a JSON value as it is now, even if the value is changed in place later.
+
+    `limit` and `most_levels` are those of `encode_json`.
+    """
     if not isinstance(value, (list, dict)):
         return lambda: value
     data = encode_json(value, limit, most_levels)

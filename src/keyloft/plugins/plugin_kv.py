@@ -9,7 +9,7 @@ import msgspec
 
 from keyloft import limits
 from keyloft.core.backoff import back_off
-from keyloft.core.updated_values import kept, updated
+from keyloft.core.updated_values import copy_maker, updated
 from keyloft.errors import InvalidArgument, VersionConflict
 from keyloft.nats.payloads import to_json
 from keyloft.nats.remote_watch import RemoteWatch
@@ -181,7 +181,10 @@ class PluginKV:
         for attempt in range(limits.UPDATE_ATTEMPTS):
             entry = await self.get(key, meta=True)
             if entry.exists:
-                given, before = entry.value, kept(entry.value, limits.PLUGIN_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH)
+                given, before = (
+                    entry.value,
+                    copy_maker(entry.value, limits.PLUGIN_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH),
+                )
             else:
                 given, before = deepcopy(default), lambda: default
             value = await updated(fn, given, before)

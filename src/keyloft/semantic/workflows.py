@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from keyloft import limits
 from keyloft.core.lazy import LazyList
-from keyloft.core.updated_values import kept, updated
+from keyloft.core.updated_values import copy_maker, updated
 from keyloft.errors import VersionConflict
 from keyloft.semantic import rules
 from keyloft.semantic.checkpoints import Checkpoint
@@ -115,7 +115,7 @@ class Workflows(Writes):
         async def prepare() -> WriteRequest:
             current = await self.get(key)
             given = None if current is None else current.value
-            before = kept(given, limits.SEMANTIC_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH)
+            before = copy_maker(given, limits.SEMANTIC_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH)
             value = await updated(change, given, before, "change")
             version, meaning, spec = 0, semantics, spec_ref
             if current is not None:
