@@ -33,7 +33,7 @@ from keyloft.tuples.expiries import UNSET, expiry, new_expiry
 from keyloft.tuples.named import InnerEngine, key_maker, origin
 
 _MISSING: Any = object()
-_TUPLES = Space.TUPLES  # Python 3.11 takes long to find it in its class
+_TUPLES = Space.TUPLES  # a shorter way: on Python 3.11, looking up a member of an enum is slow
 
 
 class CommitResult(Struct, frozen=True):
@@ -75,7 +75,7 @@ class Atomic:
         self._appends: dict[bytes, int] = {}
         """How many values are appended to each prefix."""
         self._appended: list[tuple[TupleKey, TupleKey]] = []
-        """What stands before and after the versionstamp in each of their keys."""
+        """For each appended value, the parts of its key before and after the versionstamp."""
 
     @overload
     def check(self, entry: Entry, /) -> "Atomic": ...
@@ -84,7 +84,7 @@ class Atomic:
     def check(self, at: Entry | KeyLike, /, versionstamp: int | None = _MISSING) -> "Atomic":
         """Commit only if the key's versionstamp is still this one; None: only if nothing is stored there.
 
-        An entry must come from the store of this atomic: in a scoped store, its key begins after the prefix.
+        The entry must have been read from the store of this atomic: in a scoped store, keys leave out the prefix.
         """
         key: KeyLike
         if isinstance(at, Entry) and versionstamp is _MISSING:
@@ -102,11 +102,11 @@ class Atomic:
         return self
 
     def _check_origin(self, key: TupleKey) -> None:
-        """Refuse the key of an entry of another store: it would be another key here."""
+        """Refuse an entry of another store: its key would name another entry here."""
         if origin(key) != self._origin:
             raise InvalidArgument(
-                "check: this entry was read from another store, and in a scoped or a named store keys begin elsewhere: "
-                "call atomic() of the store that has read it, or pass the key that it has here and its versionstamp"
+                "check: this entry was read from another store, where the same key names another entry: call atomic() "
+                "of that store, or pass the key that the entry has in this store, and its versionstamp"
             )
 
     def set(
@@ -257,7 +257,7 @@ def _with_key(error: KeyloftError) -> KeyloftError:
 
 
 def check_number(name: str, number: int, lowest: int = 0) -> int:
-    """The number that a caller counts with.
+    """A number that a caller gave for a counter, checked.
 
     Raises:
         InvalidValueType: It is not an int.

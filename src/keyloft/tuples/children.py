@@ -38,7 +38,7 @@ class Children(LazyList[TupleKey]):
             [page] = await self._engine.read(scan)
             met, below, end = 0, b"", b""
             for key in page.keys:
-                # Not by `startswith`: what is stored for "a" also begins what is stored for "a\0b".
+                # Not `startswith`: the encoded "a" is also the beginning of the encoded "a\0b".
                 if below <= key < end:
                     continue
                 child = keys.decode(key)[: self._parts]
@@ -54,7 +54,7 @@ class Children(LazyList[TupleKey]):
             scan = self._after(below, _next_page(len(page), met))
 
     def _after(self, child: bytes, limit: int) -> Scan:
-        """The scan that goes on behind a child and all that is below it."""
+        """The scan that continues after a child and everything below it."""
         wanted = self._selector.scan(limit, keys_only=True)
         if wanted.reverse:
             return Scan(wanted.space, wanted.start, child, limit, reverse=True, keys_only=True)
@@ -62,5 +62,5 @@ class Children(LazyList[TupleKey]):
 
 
 def _next_page(read: int, children: int) -> int:
-    """How many keys to read next: more while most keys are children of their own, few where many lie below one."""
+    """How many keys to read next: more while most keys are of different children, fewer where one child has many."""
     return min(limits.SCAN_ROWS, 2 * read) if 2 * children >= read else max(1, read // 8)

@@ -1,6 +1,6 @@
-"""Compares a typed value with what is read back, field by field: `==` leaves out what a class does not compare.
+"""Compares a typed value with what is read back, field by field, because a class's own `==` may leave fields out.
 
-A dataclass has fields with `compare=False`, an attrs class with `eq=False`, and any class may have its own `__eq__`.
+A dataclass may have fields with `compare=False`, an attrs class with `eq=False`, and any class its own `__eq__`.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ _WHOLE: Final = frozenset({str, int, bool, float, bytes, type(None)})
 """Types whose `==` compares all there is."""
 _OF_TYPES: Final = "the type must have all that the value holds, and compare by content, as a dataclass does"
 _OF_TIMES: Final = (
-    "in an hour that a time zone repeats or skips, Python calls no time of another zone equal, and an offset is read "
-    "back instead of the zone: store .astimezone(datetime.UTC)"
+    "it is in an hour that its time zone repeats or skips; it is read back with an offset instead of the zone, and "
+    "Python never calls the two equal: store .astimezone(datetime.UTC)"
 )
 
 
@@ -68,14 +68,14 @@ def _difference_of_items(
     if {*map(type, items)} <= _WHOLE and items == copies:
         return None  # in C: there may be a million of them
     for place, item, copy in zip(places, items, copies, strict=True):
-        # Again for the one that differs: a path for each would take longer than the comparison.
+        # The item that differs is compared again, with its path: making a path for each item would take longer.
         if difference(item, copy) is not None:
             return difference(item, copy, path + shown_place(place))
     return None
 
 
 def _is_repeated(value: datetime, copy: datetime) -> bool:
-    """Whether these are the same moment, which Python calls unequal (PEP 495)."""
+    """Whether these are the same moment, although Python calls them unequal (PEP 495)."""
     is_fold = value.utcoffset() != value.replace(fold=not value.fold).utcoffset()
     return is_fold and value.timestamp() == copy.timestamp()
 

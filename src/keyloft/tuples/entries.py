@@ -1,4 +1,4 @@
-"""Entries: decodes the records that engines store into what callers get."""
+"""Entries: decodes the records that engines return into what callers get."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +40,7 @@ _IN_JSON = {"key": list[Any], "value": Any, "versionstamp": int | None, "expires
 class Entry(Struct, Generic[T], frozen=True, gc=False):
     """What is stored at a key: its value, version and expiry; or, where nothing is stored, the key alone.
 
-    `Entry[User]` is one that was read with `type=User`; where nothing is stored, its value is the default all the same.
+    `Entry[User]` is one that was read with `type=User`; where nothing is stored, its value is still the default.
 
     FastAPI and pydantic write it as `asdict` returns it; for `json`: `json.dumps(entries, default=Entry.asdict)`.
     """
@@ -67,7 +67,8 @@ class Entry(Struct, Generic[T], frozen=True, gc=False):
             "expires_at": to_builtins(self.expires_at),
         }
 
-    # FastAPI writes this for what is neither a pydantic model nor a dataclass; of a dataclass, it would decode bytes.
+    # FastAPI writes this for an object that is neither a pydantic model nor a dataclass. As a dataclass, an entry would
+    # have its bytes decoded as text.
     __dict__ = property(asdict)
 
     @classmethod
@@ -119,7 +120,14 @@ def entries_at(
     codec: Codec | None = None,
     make_key: Callable[[KeyLike], TupleKey] = tuple,
 ) -> list[Entry]:
-    """The entries at several keys, decoded; a page has one for each key, of small JSON that never expires.
+    """The entries at several keys, decoded.
+
+    Args:
+        wanted: The keys.
+        found: A record or None for each key; or a page, if every key has an entry, and each is small JSON that never
+            expires.
+        codec: Of the type that values are read as.
+        make_key: Makes the keys of the entries.
 
     Raises:
         Undecodable: One of them is damaged.
@@ -142,7 +150,7 @@ def entries_at(
 
 
 def _expiry_time(due: int) -> datetime:
-    """The time of an expiry, which `_expiry_times` keeps."""
+    """The time of an expiry; `_expiry_times` remembers it."""
     if len(_expiry_times) >= limits.EXPIRY_TIMES:
         _expiry_times.clear()  # an lru_cache takes longer for an expiry that it does not hold
     # A float is exact enough, and takes half as long as the addition.

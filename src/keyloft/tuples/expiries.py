@@ -20,12 +20,12 @@ def expiry(
     """`expire_in` and `expire_at` as mutations have them, in milliseconds; at most one of them is not None.
 
     Args:
-        expire_in: As of the caller.
-        expire_at: The same.
+        expire_in: As the caller gave it.
+        expire_at: As the caller gave it.
         never: How the caller writes that an entry does not expire, for the message.
 
     Raises:
-        InvalidArgument: One can't be used, or both are given.
+        InvalidArgument: One of them is wrong, or both are given.
     """
     if expire_at is None:
         return (None, None) if expire_in is None else (milliseconds(expire_in, never), None)
@@ -35,10 +35,10 @@ def expiry(
 
 
 def new_expiry(expire_in: float | timedelta | None, expire_at: datetime | None) -> tuple[int | None, int | None]:
-    """The same for a touch, which must say one of them; `expire_in=None` stands for no expiry.
+    """The same for a touch, which must have one of them; `expire_in=None` stands for no expiry.
 
     Raises:
-        InvalidArgument: One can't be used, or none or both are given.
+        InvalidArgument: One of them is wrong, or none or both are given.
     """
     if expire_in is UNSET and expire_at is None:
         raise InvalidArgument("expire_in: expected seconds, a timedelta or None, which is for an entry without expiry")
@@ -66,10 +66,10 @@ def milliseconds(expire_in: float | timedelta | None, never: str = "None") -> in
 
 
 def moment(expire_at: datetime) -> int:
-    """The `expire_at` of a caller in milliseconds since 1970, rounded up; one in the past is in the past for all.
+    """The `expire_at` of a caller in milliseconds since 1970, rounded up; a moment in the past is allowed.
 
     Raises:
-        InvalidArgument: It is not a datetime, or has no time zone.
+        InvalidArgument: The moment is not a datetime, or has no time zone.
     """
     if not isinstance(expire_at, datetime):
         raise InvalidArgument(f"expire_at: expected a datetime, got {type(expire_at).__name__}")

@@ -67,7 +67,7 @@ class Listing(LazyList[T]):
                 yield item
 
     async def pages(self) -> AsyncIterator[Iterator[T]]:
-        """The items page by page, from the beginning. One that can't be read raises in its position."""
+        """The items page by page, from the beginning. An item that can't be read raises in its position."""
         self._decoded(Page())
         async for page in self._begin():
             yield self._decoded(page)

@@ -1,7 +1,7 @@
-"""Stores within a store: named ones beside each other, and scoped ones below a prefix that their keys don't show.
+"""Stores within a database: named stores beside each other, and scoped stores, whose keys leave out a prefix.
 
-A named store's keys stand in the space of the tuples behind a byte that no tuple key begins with, so that the unnamed
-store never sees them. Its name costs nothing but those bytes: it is made by its first write.
+In the database, the key of a named store's entry begins with a byte that no tuple key begins with, then the name. So
+the unnamed store never sees it. A named store is nothing but this beginning of its keys: its first write makes it.
 """
 
 import re
@@ -44,7 +44,7 @@ def check_name(name: object) -> str:
     """The name of a store, as a caller gave it.
 
     Raises:
-        InvalidArgument: It is not one.
+        InvalidArgument: No store can have this name.
     """
     if isinstance(name, str) and _NAME.fullmatch(name) and len(name) <= limits.STORE_NAME_CHARACTERS:
         return name
@@ -54,12 +54,12 @@ def check_name(name: object) -> str:
 
 
 def origin(key: TupleKey) -> bytes:
-    """What stands before the key of an entry in the database; nothing in the unnamed store."""
+    """What stands before the key of an entry in the database; empty in the unnamed store."""
     return key.before if isinstance(key, InnerKey) else b""
 
 
 class InnerEngine:
-    """An engine that shows those tuples of another whose encoded keys begin with some bytes, without these bytes."""
+    """A part of another engine: the tuples whose encoded keys begin with certain bytes, without those bytes."""
 
     def __init__(self, engine: Engine, before: bytes, shown: str) -> None:
         self._engine = engine
@@ -179,13 +179,13 @@ class NamedEngine(InnerEngine):
 
 
 class ScopedEngine(InnerEngine):
-    """An engine that shows the tuples below a prefix. It does not close the one that it is made of."""
+    """An engine that shows the tuples below a prefix. Closing it does not close the database."""
 
     def __init__(self, engine: Engine, prefix: KeyLike) -> None:
         super().__init__(engine, keys.encode_prefix(prefix), f"below {tuple(prefix)!r}")
 
     async def aclose(self) -> None:
-        """Does nothing: the store that it was made of closes the database."""
+        """Does nothing: the store that this part was made of closes the database."""
 
     def _inside(self, operation: Operation) -> Operation:
         longer = keys.VERSION_BYTES + len(operation.suffix) if isinstance(operation, Append) else 0
@@ -207,12 +207,12 @@ class ScopedEngine(InnerEngine):
 
 
 def key_maker(engine: Engine) -> Callable[[Iterable[Part]], TupleKey]:
-    """What makes the keys of entries that an engine reads."""
+    """The function that makes the keys of entries that an engine reads."""
     return engine.own_key if isinstance(engine, InnerEngine) else tuple
 
 
 def whole_database(engine: Engine) -> Engine:
-    """The engine of the whole database that an engine shows tuples of; most engines are that themselves."""
+    """The engine of the whole database, if this engine shows a part of it; else this engine."""
     return engine.database if isinstance(engine, InnerEngine) else engine
 
 

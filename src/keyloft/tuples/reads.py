@@ -206,8 +206,8 @@ class StoreReads(NoSubscripts, AsyncClosing):
             type: What values are read as.
 
         Raises:
-            HistoryGone: By the iteration: the change log does not reach back to `since`, or the reader of a prefix was
-                so slow that it does not reach back to what it has seen. List, then watch again.
+            HistoryGone: Raised by the iteration. The change log does not reach back to `since`; or, on a prefix, not to
+                the changes that a slow reader has seen last. List, then watch again.
 
         Example:
             async for [config, flags] in kv.watch(("config",), ("flags",)):

@@ -21,7 +21,7 @@ from keyloft.tuples.comparing import difference
 _PLAIN: Final[dict[Any, Encoding]] = {bytes: BYTES, U64: COUNTER}
 """Types that the tuple store holds in an encoding of their own."""
 _MODULES_OF_TYPES: Final = frozenset({"typing", "typing_extensions", "types"})
-# Other messages may show the value.
+# Messages of msgspec that are safe to repeat: others may show the value.
 _NAMES_TYPES_ONLY: Final = re.compile(
     r"Expected `|Object (missing required|contains unknown) field |(Encoding o|O)bjects of type "
 )
@@ -70,7 +70,7 @@ class Codec:
 
         Raises:
             WrongType: What is stored does not fit the type.
-            Undecodable: These bytes are not of that encoding.
+            Undecodable: The bytes don't have this encoding.
         """
         stored = values.decode(data, encoding) if encoding else None
         try:
@@ -115,10 +115,10 @@ class _PlainCodec(Codec):
 
 
 def codec_of(wanted: Any) -> Codec:
-    """What stores and reads values of a type.
+    """The codec that stores and reads values of a type.
 
     Raises:
-        InvalidArgument: It is not a type whose values can be stored.
+        InvalidArgument: Values of this type can't be stored.
     """
     try:
         return _remembered_codec(wanted)
@@ -181,7 +181,7 @@ def _read_other(wanted: Any, value: Any) -> Any:
 
 
 class _PydanticForm:
-    """What pydantic reads and writes, with bytes in base64: it would write them as text, which most bytes are not."""
+    """Types that pydantic reads and writes; bytes are base64 here, because pydantic would write them as text."""
 
     def __init__(self, serializer: Any, validator: Any) -> None:
         self.write = functools.partial(serializer.to_json, by_alias=True, round_trip=True)
@@ -199,7 +199,7 @@ def _pydantic_form(wanted: Any) -> _PydanticForm:
     if not holds_bytes:
         return _PydanticForm(adapter.serializer, adapter.validator)
     try:
-        # Otherwise models inside of others keep writing bytes as text.
+        # Without `_use_prebuilt=False`, models inside of others would still write bytes as text.
         return _PydanticForm(
             SchemaSerializer(schema, None, _use_prebuilt=False), SchemaValidator(schema, None, _use_prebuilt=False)
         )
@@ -208,7 +208,7 @@ def _pydantic_form(wanted: Any) -> _PydanticForm:
 
 
 def _with_base64(node: Any) -> tuple[Any, bool]:
-    """A copy of a schema of pydantic in which bytes are base64, and whether there are any."""
+    """A copy of a pydantic schema in which bytes are base64, and whether it has any bytes."""
     if isinstance(node, (list, tuple)):
         copies = [_with_base64(item) for item in node]
         return type(node)([copy for copy, _ in copies]), any([found for _, found in copies])

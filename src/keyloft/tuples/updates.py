@@ -1,4 +1,4 @@
-"""Changes of one entry that depend on what is stored: read, decide, write if it is unchanged, else again."""
+"""Changes of one entry that depend on what is stored: read, decide, write if nothing changed, else start again."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -15,7 +15,7 @@ Decide: TypeAlias = Callable[[Record | None], Awaitable[Set | Delete | None]]
 
 
 async def change(engine: Engine, key: bytes, decide: Decide) -> tuple[Record | None, Committed | None]:
-    """Write what `decide` makes of the entry at a key, if that is unchanged meanwhile; otherwise read and decide again.
+    """Write what `decide` makes of the entry at a key; if the entry has changed meanwhile, read and decide again.
 
     Returns:
         What was stored before, and the commit; None for the commit if `decide` left the entry as it was.

@@ -36,7 +36,7 @@ class SyncAtomic(Driven[Atomic]):
     def check(self, at: Entry | KeyLike, /, versionstamp: int | None = _MISSING) -> "SyncAtomic":
         """Commit only if the key's versionstamp is still this one; None: only if nothing is stored there.
 
-        An entry must come from the store of this atomic: in a scoped store, its key begins after the prefix.
+        The entry must have been read from the store of this atomic: in a scoped store, keys leave out the prefix.
         """
         self._untyped.check(at, versionstamp)
         return self

@@ -1,4 +1,4 @@
-"""Closes synchronous stores, and what runs them."""
+"""Closes synchronous stores, with the event loop beside them and the driver that runs them."""
 
 from keyloft.core.driving import Driver
 from keyloft.errors import Closed
@@ -7,7 +7,7 @@ from keyloft.tuples.sync.loop_side import LoopSide
 
 
 def close_store(store: Store, driver: Driver, loop_side: LoopSide | None) -> None:
-    """Close all of it; a second call does nothing."""
+    """Close the store, its driver and its loop side; a second call does nothing."""
     if loop_side is not None:
         loop_side.close()
     try:

@@ -1,4 +1,4 @@
-"""The event loop beside a synchronous store, for what works in the background: locks that renew themselves, watches."""
+"""An event loop beside a synchronous store, for work in the background: locks that renew themselves, watches."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -20,10 +20,10 @@ class LoopSide:
         self._is_closed = False
 
     def opened(self) -> tuple[Store, LoopThread]:
-        """The store, and what runs it.
+        """The store, and the thread that runs its event loop.
 
         Raises:
-            Closed: This is closed.
+            Closed: `close` was called.
         """
         refuse_reentry(self._lock)
         with self._lock:

@@ -217,8 +217,8 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
             type: What values are read as.
 
         Raises:
-            HistoryGone: By the iteration: the change log does not reach back to `since`, or the reader of a prefix was
-                so slow that it does not reach back to what it has seen. List, then watch again.
+            HistoryGone: Raised by the iteration. The change log does not reach back to `since`; or, on a prefix, not to
+                the changes that a slow reader has seen last. List, then watch again.
 
         Example:
             for [config, flags] in kv.watch(("config",), ("flags",)):
@@ -287,7 +287,7 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
     @overload
     def pop(self, key: KeyLike, default: Any = None, *, type: object) -> Entry: ...
     def pop(self, key: KeyLike, default: Any = None, *, type: Any = None) -> Entry:
-        """Remove an entry and return it; of several callers, one gets it. Without one, `exists` is False.
+        """Remove an entry and return it; of several callers, one gets it. If there is none, `exists` is False.
 
         Raises:
             VersionConflict: Other writers changed the entry a hundred times meanwhile.
@@ -314,8 +314,8 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
     ) -> int:
         """Add to an integer, or subtract from it, and return the new one, from any number of threads and processes.
 
-        An absent one begins at 0, as a JSON integer; it expires as asked. One that exists keeps its expiry, and a U64
-        stays one.
+        An absent integer begins at 0, as JSON, and expires as asked. One that exists keeps its expiry, and a U64 stays
+        a U64.
 
         Raises:
             NotACounter: Something else than an integer is stored.
@@ -358,12 +358,12 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
 
         Args:
             key: Of the entry.
-            fn: Called with the stored value, or a copy of the default; returns the new one. It may be
-                called several times. One that changes a list or dict in place returns that list or dict.
+            fn: Called with the stored value, or a copy of the default; returns the new value, or an awaitable of it. It
+                may be called several times. If it changes a list or dict in place, it must return that list or dict.
             default: For a key without an entry.
             type: What the value is read and stored as.
-            expire_in: Seconds after which the entry expires. Without an expiry, and with None, it keeps the one that
-                it has; `touch(key, expire_in=None)` removes that.
+            expire_in: Seconds after which the entry expires. With None, it keeps the expiry that it has;
+                `touch(key, expire_in=None)` removes that.
             expire_at: The same, as a moment.
 
         Returns:
@@ -410,5 +410,5 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
         return SyncStore(self._inner.scoped(prefix), self._driver)
 
     def sweep(self) -> int:
-        """Remove what has expired from the database; returns how many entries. Readers never see them either way."""
+        """Remove expired entries from the database; returns how many. Readers don't see them even before that."""
         return self._run(self._inner.sweep())
