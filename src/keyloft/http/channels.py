@@ -20,7 +20,7 @@ from keyloft.errors import Closed, KeyloftError, ReplyTooLarge
 from keyloft.http.failure_log import FailureLog
 from keyloft.http.problems import is_unexpected, problem_of
 from keyloft.http.sse import as_chunk, change_events, event_text
-from keyloft.http.watch_turns import WatchTurns
+from keyloft.http.watch_memory import WatchMemory
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +31,17 @@ class KeptEvent(Struct, frozen=True):
     """An event as it is sent."""
 
     version: int
-    """The version that is reached with it."""
+    """The version up to which all is reported with this event."""
     may_be_news: bool
-    """Whether a listener that knows this version may not know the event: an expiry has no version of its own, and the
-    parts of a long commit but for the last are reported with the version before it."""
+    """Whether the event may be new to a listener that already knows its version: an expiry has no version of its own,
+    and all parts of a long commit but the last are reported with the version before the commit."""
     data: bytes
     """One chunk of the body: all listeners share its bytes."""
 
     def concerns(self, since: int) -> bool:
-        """Whether a listener that knows all up to a version needs it.
+        """Whether a listener that knows all changes up to a version needs this event.
 
-        One that knows a later version does not: the keys may have other entries since.
+        A listener that knows a later version does not: since then, the keys may have other entries.
         """
         return self.version > since or (self.may_be_news and self.version == since)
 
@@ -49,8 +49,8 @@ class KeptEvent(Struct, frozen=True):
 class EventListener:
     """One client of a channel.
 
-    `write` takes the bytes of events; `has_read` waits for some seconds for the client to read most of them; `cut_off`
-    ends a client that does not; `end` is called when there will be no more events.
+    `write` takes the bytes of events; `has_read` waits for some seconds until the client has read most of them;
+    `cut_off` ends the connection of a client that does not read; `end` is called when there will be no more events.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EventListener:
         self.cut_off = cut_off
         self.end = end
         self.since = 0
-        """The version up to which it knows all."""
+        """The version up to which the client knows all changes."""
 
 
 class EventChannel:
@@ -78,19 +78,19 @@ class EventChannel:
         asks: WatchedKeys,
         since: int | None,
         *,
-        turns: WatchTurns,
+        memory: WatchMemory,
         failures: FailureLog,
         room: Callable[[], Awaitable[None]],
     ) -> None:
-        """Prepare it.
+        """Prepare a channel; `start` begins to watch.
 
         Args:
             engine: Of the store that is watched.
             asks: Keys, or one range.
             since: Report what changed after this version; None for what changes from now on.
-            turns: Of all channels.
+            memory: What all channels share to bound their memory.
             failures: Where failures are logged.
-            room: Waits until more may be sent.
+            room: Waits while clients leave too much unread.
         """
         self._engine = engine
         self._asks = asks
@@ -98,40 +98,40 @@ class EventChannel:
         self._of_keys = bool(self._keys)
         self._most_bytes = _most_bytes(len(self._keys))
         self._since = since
-        self._turns = turns
+        self._memory = memory
         self._failures = failures
         self._room = room
         self._watch: PacedWatch | None = None
         self._events: deque[KeptEvent] = deque()
         self._kept_bytes = 0
         self._current: bytes | None = None
-        """Of keys: the last event, which has the state of all of them."""
+        """If keys are watched: the last event, which has the state of all of them."""
         self._absent: frozenset[bytes] = frozenset()
-        """Of keys: those without an entry in that event."""
+        """If keys are watched: those without an entry in that event."""
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] | None = None
         self._first_kept = 0
         """All changes after this version are among the kept events."""
         self.version = 0
-        """The version up to which all was reported."""
+        """The version up to which all changes were reported."""
         self._joined = asyncio.Event()
-        """Set once there was a listener: what is reported before may be dropped before it is sent."""
+        """Set by the first listener: what is reported earlier may be dropped before it is sent."""
         self.listeners: dict[EventListener, None] = {}
         self.users = 0
-        """How many requests wait for it to start, or listen."""
+        """How many requests listen, or wait for this channel to start."""
         self.has_ended = False
         self._is_state_next = False
-        """Whether a large state of keys is to be sent, to those as well who join before."""
+        """Whether a large state of keys will be sent, which listeners that join until then will get."""
         self._is_sending = False
-        """Whether a state is being sent in parts: who joins then would miss some."""
+        """Whether a state is being sent in parts: a listener that joined now would miss some of them."""
 
     async def start(self) -> None:
-        """Begin to watch; returns once it is known from which version on.
+        """Begin to watch; return once it is known from which version on changes are reported.
 
         Raises:
             HistoryGone: The change log does not reach back to `since`.
             ReplyTooLarge: The values of the keys are too large.
-            Busy: Too many large ones wait to be sent.
+            Busy: Too many watches of large values wait.
             KeyloftError: The database failed.
         """
         if self._started is None:
@@ -141,29 +141,30 @@ class EventChannel:
         await asyncio.shield(self._started)
 
     def serves(self, since: int | None) -> bool:
-        """Whether a listener can join, perhaps once it has started, that knows all up to this version."""
+        """Whether a listener that knows all changes up to this version can join, perhaps after the start."""
         if self.has_ended or self._is_sending:
             return False
         if self._started is None or not self._started.done():
             return since == self._since
         if since is None:
-            # One that resumed does not report the state of its keys before one of them changes.
+            # A channel that began with `since` does not report the state of its keys before one of them changes.
             return self._current is not None or self._is_state_next or not self._of_keys
         return self._first_kept <= since
 
     def join(self, listener: EventListener, since: int | None) -> bool:
-        """Let a listener have the events from now on, or from a version on; first of all, it learns from which.
+        """Send a listener `ready` with its version, then the events from now on, or after a version.
 
-        Returns False if it can't: the channel has ended, or has dropped events that this listener needs.
+        Returns False if the channel has ended, or has dropped events that this listener needs.
         """
         if not self.serves(since):
             return False
         start = self.version if since is None else since
         listener.since = start - 1 if since is None and self._is_state_next else start
-        # Without an id where a state of keys follows: a client that is cut off before it would not ask for it again.
+        # Where a state of keys follows, `ready` has no id: else a client that loses its connection before the state
+        # arrives would not ask for it again.
         ready = as_chunk(event_text("ready", None if self._of_keys and since is None else start, b"{}"))
         if since is not None:
-            # In one write: between two of them, the listener would be cut off as one that does not read.
+            # In one write: at a second one, the listener would count as one that has not read the first.
             listener.write(b"".join([ready, *[event.data for event in self._events if event.concerns(since)]]))
         else:
             listener.write(ready)
@@ -179,15 +180,15 @@ class EventChannel:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            # Its exception has this channel in its traceback: neither would be freed before a collection.
+            # The traceback of the task's exception holds this channel: a cycle that only the garbage collector frees.
             self._task = None
 
     async def _run(self) -> None:
         assert self._started is not None
         try:
-            async with self._turns.reading(self._most_bytes):
+            async with self._memory.reads.reading(self._most_bytes):
                 await self._check_size()
-            # Here, and not before: some engines bind a watch to the task that reads it.
+            # In this task, because some engines bind a watch to the task that reads it.
             watch = self._engine.watch(*self._asks, since=self._since)
             assert isinstance(watch, PacedWatch), "a store over HTTP is not served over HTTP"
             self._watch = watch
@@ -230,12 +231,12 @@ class EventChannel:
             _check_fits(size)
 
     async def _report_next(self, watch: PacedWatch) -> None:
-        """Report what there is; nothing of it stays in memory while this waits for listeners to read."""
+        """Report the next changes; none of them stays in memory while this waits for listeners to read."""
         assert self._started is not None
         await self._room()
-        async with self._turns.reading(self._most_bytes):
+        async with self._memory.reads.reading(self._most_bytes):
             if self._most_bytes >= limits.HTTP_REPLY_BYTES:
-                await self._turns.parts.turn()
+                await self._memory.parts.turn()
             if self._of_keys and self._started.done():
                 await self._check_size()
             changes = await watch.take()
@@ -248,14 +249,14 @@ class EventChannel:
             is_large_state = self._of_keys and size > limits.HTTP_KEPT_EVENT_BYTES
             if not is_large_state:
                 if size > limits.HTTP_LARGE_VALUE_BYTES:
-                    await self._turns.parts.turn()
+                    await self._memory.parts.turn()
                 is_later = reached > self.version
-                self.version = reached  # not before: who joined meanwhile would take it for reported
+                self.version = reached  # not earlier: a listener that joined meanwhile would take it for reported
                 event = self._keep(changes, is_later=is_later)
                 self._begun()
             del changes
             if not is_large_state:
-                # Within this turn: what many watches have made, and there is no room to send, would add up.
+                # Within the read budget: events of many watches that can't be sent yet would add up in memory.
                 await self._write(event.data, self._concerned(event))
                 unread = len(event.data) if self.listeners else 0
                 del event
@@ -267,14 +268,14 @@ class EventChannel:
             await self._until_read()
 
     def _begun(self) -> None:
-        """A watch of keys begins with their state."""
+        """Note that a watch of keys has started: its first report is their state."""
         assert self._started is not None
         if not self._started.done():
             self._first_kept = self.version + 1
             self._started.set_result(None)
 
     def _keep(self, changes: Sequence[Change], *, is_later: bool) -> KeptEvent:
-        """Make an event of changes, and keep it for clients that come back."""
+        """Make an event of changes, and keep it for clients that reconnect."""
         data = as_chunk(b"".join(change_events(changes, self.version)))
         event = self._event(changes, data, is_later=is_later)
         if self._of_keys:
@@ -288,7 +289,7 @@ class EventChannel:
         return event
 
     async def _write(self, chunk: bytes, listeners: Sequence[EventListener]) -> None:
-        """Write to listeners: a small chunk in one go, a large one to each further one once there is room for it."""
+        """Write to listeners: a small chunk to all at once, a large one to each once clients have read enough."""
         if len(chunk) <= limits.HTTP_LARGE_VALUE_BYTES:
             for listener in listeners:
                 listener.write(chunk)
@@ -296,7 +297,7 @@ class EventChannel:
         for at, listener in enumerate(listeners):
             if at:  # for the first, there was room when the chunk was made
                 await self._room()
-                await self._turns.parts.turn()
+                await self._memory.parts.turn()
             if listener in self.listeners:
                 listener.write(chunk)
 
@@ -310,22 +311,22 @@ class EventChannel:
         return event
 
     def _concerned(self, event: KeptEvent) -> list[EventListener]:
-        """Those who need an event that was just made: none of them has seen it, whatever its version."""
+        """The listeners that need an event that was just made: none of them has seen it, whatever its version."""
         return [listener for listener in self.listeners if event.version >= listener.since]
 
     async def _send_large_state(self, *, is_later: bool) -> None:
         """Send the state of keys in parts, as fast as the listeners read it. It is not kept."""
         assert self._started is not None
         if not self._started.done():
-            self._turns.check_large()
-        # Who joins from now on gets this state instead of kept events.
+            self._memory.large_states.check_waiting()
+        # A listener that joins from now on gets this state instead of kept events.
         self._events.clear()
         self._kept_bytes, self._current, self._is_state_next = 0, None, True
         self._begun()
         await self._joined.wait()
-        async with self._turns.large():
+        async with self._memory.large_states.sending():
             await self._room()
-            await self._turns.parts.turn()
+            await self._memory.parts.turn()
             records: list[Record | None] = await self._engine.read(*self._asks)
             _check_fits(_size_of(records))
             changes = [Change(key, record) for key, record in zip(self._keys, records, strict=True)]
@@ -338,8 +339,8 @@ class EventChannel:
                 parts = change_events(changes, self.version)
                 while True:
                     await self._room()
-                    await self._turns.parts.turn()
-                    chunk = as_chunk(next(parts, b""))  # one for all listeners
+                    await self._memory.parts.turn()
+                    chunk = as_chunk(next(parts, b""))  # the same bytes for all listeners
                     if chunk == _NO_CHUNK:
                         break
                     await self._write(chunk, listeners)
@@ -349,13 +350,13 @@ class EventChannel:
                 changes.clear()  # the traceback of a cancelled task would keep them
 
     async def _until_read(self) -> None:
-        """Wait until all listeners have read what was sent. One that is slow is cut off if others wait for it."""
+        """Wait until all listeners have read what was sent. A slow one is cut off, sooner if others wait for it."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         for listener in list(self.listeners):
             pause = limits.HTTP_READ_CHECK_SECONDS
             while not await listener.has_read(pause):
-                is_awaited = len(self.listeners) > 1 or (self._is_sending and self._turns.are_awaited)
+                is_awaited = len(self.listeners) > 1 or (self._is_sending and self._memory.large_states.are_awaited)
                 most = limits.HTTP_UNSENT_SECONDS if is_awaited else limits.HTTP_ANSWER_SECONDS
                 left = began + most - loop.time()
                 if left <= 0:
@@ -385,9 +386,9 @@ def _size_of(records: Sequence[Record | None]) -> int:
 
 def _check_fits(size: int) -> None:
     if size > limits.HTTP_REPLY_BYTES:
-        raise ReplyTooLarge("key: their values are too large for one event; watch fewer keys")
+        raise ReplyTooLarge("key: the values together are too large for one event; watch fewer keys")
 
 
 def _most_bytes(keys: int) -> int:
-    """How many bytes a watch of so many keys reads at most at a time; 0 keys: it is one of a range, which reads few."""
+    """How many bytes a watch of this many keys reads at most at a time; 0 keys stand for a range, which reads few."""
     return min(keys * limits.VALUE_BYTES, limits.HTTP_REPLY_BYTES) if keys else limits.HTTP_RANGE_READ_BYTES

@@ -19,7 +19,7 @@ from keyloft.http.requests import ClientGone, HttpRequest
 from keyloft.http.routing import ApiRoute
 from keyloft.http.sse import HEARTBEAT
 from keyloft.http.tokens import AccessToken
-from keyloft.http.watch_turns import WatchTurns
+from keyloft.http.watch_memory import WatchMemory
 from keyloft.http.wire import read_key, read_prefix, read_versionstamp, shown_key
 from keyloft.tuples.selector import Selector
 
@@ -45,8 +45,8 @@ async def begin_events(request: HttpRequest) -> None:
 class EventStream:
     """The answer to one watching client: events as they come, until the client or the service ends it.
 
-    Events are written to the connection by the channel itself, for all listeners in one go: with a task for
-    each listener, that takes ten times as long (`scripts/bench http`, row «watch»).
+    The channel itself writes events to the connections of all its listeners. With a task for each listener, this
+    would take ten times as long (`scripts/bench http`, row «watch»).
     """
 
     def __init__(self, request: HttpRequest) -> None:
@@ -64,7 +64,7 @@ class EventStream:
 
     @property
     def room(self) -> Callable[[], Awaitable[None]]:
-        """Waits until more may be sent: not while clients have too much unread."""
+        """Waits while clients leave too much unread to send more."""
         return self._connection.server_state.room
 
     def beat(self) -> None:
@@ -96,7 +96,7 @@ class EventStream:
             self._connection.server_state.unsent(self._connection)
 
     async def has_read(self, seconds: float) -> bool:
-        """Wait until the client has read most of what was sent, or is gone; returns False after so many seconds."""
+        """Wait until the client has read most of what was sent, or is gone; returns False if time is up before."""
         if not self._connection.is_unread:
             return True
         try:
@@ -111,7 +111,7 @@ class EventStream:
         self._connection.abort()
 
     def end(self) -> None:
-        """There will be no more events."""
+        """End the stream: there will be no more events."""
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -123,7 +123,7 @@ class ChannelTable:
         self._context = context
         self._channels: dict[tuple[str | None, WatchedKeys], list[EventChannel]] = {}
         self._streams: dict[EventStream, None] = {}
-        self._turns = WatchTurns(context.large_parts)
+        self._memory = WatchMemory(context.large_parts)
         self._beating: asyncio.Task[None] | None = None
 
     async def watch(self, request: HttpRequest) -> HttpReply | None:
@@ -195,7 +195,7 @@ class ChannelTable:
             self._context.store(store).engine,
             asks,
             since,
-            turns=self._turns,
+            memory=self._memory,
             failures=self._context.failures,
             room=stream.room,
         )
@@ -240,7 +240,7 @@ def _shown(ask: Get | Scan) -> str:
 
 
 def _since(request: HttpRequest) -> int | None:
-    """From which version on changes are wanted; what a browser sends when it connects again comes first."""
+    """The version after which changes are wanted: Last-Event-ID, which a reconnecting browser sends, or `since`."""
     last = request.header(b"last-event-id")
     if last:
         return read_versionstamp(last, "last-event-id")
