@@ -1,1 +1,1 @@
-"""HTTP: the tuple store for programs in any language, metrics and health, on Starlette and uvicorn."""
+"""HTTP: tuples, plugins and workflows for programs in any language, metrics, health and the admin page."""

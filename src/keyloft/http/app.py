@@ -27,7 +27,7 @@ API_MODULES: Final[tuple[RouteModule, ...]] = (
     ofrep.routes,
     operations.routes,
 )
-"""The modules of the API, which is served only if tokens are configured. A further module adds its routes here."""
+"""The modules of the API, which is served only if tokens are configured. A new module is listed here."""
 
 
 _BEFORE_KEY: Final = "/v1/kv/"
@@ -38,7 +38,7 @@ class HttpApp:
     """The ASGI application of one server. It routes by the path as it was sent, not percent-decoded."""
 
     def __init__(self, context: HttpContext) -> None:
-        self.routes = routes_of(context) if context.tokens.are_some else _routes_of(context, PUBLIC_MODULES)
+        self.routes = routes_of(context) if context.tokens.are_configured else _routes_of(context, PUBLIC_MODULES)
         self._nothing = _Nothing(context.meters.of(UNKNOWN))
         self._starlette = Starlette(
             routes=[
@@ -79,8 +79,8 @@ def _routes_of(context: HttpContext, modules: Sequence[RouteModule]) -> Sequence
 
 
 def _page_routes(context: HttpContext) -> Sequence[Route]:
-    """The admin page, where there is one."""
-    if context.service is None or not context.tokens.are_some:
+    """The routes of the admin page, if the service has one."""
+    if context.service is None or not context.tokens.are_configured:
         return ()
     from keyloft.http.page.app import AdminPage  # here, since templates take time and memory
 

@@ -16,7 +16,7 @@ its caller: a fifth of the time of a put (`scripts/bench http`, row «requests»
 CONNECTION_LOST: Final = "the connection to the database was lost: carried out or not"
 CLIENT_GONE: Final = "its client hung up: carried out or not"
 DATABASE_FAILED: Final = "the database failed: carried out or not"
-"""Outcomes of writes that no one knows."""
+"""Outcomes of writes of which it is not known whether they were made."""
 
 
 def wrote(

@@ -117,20 +117,20 @@ class KeyBatches:
         return HttpReply(body)
 
     async def _answer(self, request: HttpRequest, engine: Engine, gets: list[Get], texts: Sequence[str]) -> bytes:
-        """The answer with some entries. A small one waits for no large one but for its read."""
+        """The answer with some entries. A small answer waits for the reads of large ones, not for their sending."""
         async with self._reads:
             records = await _read(engine, gets)
             if _size_of(records) <= limits.HTTP_LARGE_VALUE_BYTES:
                 entries = [wire_entry(text, record) for text, record in zip(texts, records, strict=True)]
                 return to_json({"entries": entries})
         if self._large_answer.locked() or request.must_wait():
-            records = []  # not kept while this waits
+            records = []  # so that they are not in memory while this waits; they are read again
         async with self._large_answer:
             while not records or request.must_wait():
                 records = []
                 await request.room()
                 records = await _read(engine, gets)
-            # Each record is dropped as soon as its part is made, and others are answered in between.
+            # Each record is dropped as soon as its part is made, and other requests are answered between two parts.
             parts: list[bytes] = []
             records.reverse()
             weight = 0
@@ -180,10 +180,10 @@ class KeyBatches:
 
 
 async def _read(engine: Engine, gets: list[Get]) -> list[Record | None]:
-    """The records at keys as of one moment. Of too large ones, few are in memory at a time.
+    """The records at keys as of one moment. Too large ones are refused before all of them are in memory.
 
     Raises:
-        ReplyTooLarge: They don't fit one answer.
+        ReplyTooLarge: The values together don't fit one answer.
     """
     if not gets:
         return []
@@ -198,7 +198,7 @@ async def _read(engine: Engine, gets: list[Get]) -> list[Record | None]:
         _check_size(records)
     [after] = await engine.read(Latest())
     if before != after or any([record is not None and record.expires_at is not None for record in records]):
-        # Something may have changed between two reads. That all of it fits is known now.
+        # Something may have changed between two reads, so all are read again: it is known now that they fit.
         records = []
         records = await engine.read(*gets)
         _check_size(records)
@@ -211,7 +211,7 @@ def _size_of(records: Sequence[Record | None]) -> int:
 
 def _check_size(records: list[Record | None]) -> None:
     if _size_of(records) > limits.HTTP_REPLY_BYTES:
-        raise ReplyTooLarge("keys: their values are too large for one answer; ask for fewer at a time")
+        raise ReplyTooLarge("keys: the values together are too large for one answer; ask for fewer keys at a time")
 
 
 def _shown_mutation(mutation: Mutation) -> str:
@@ -235,7 +235,7 @@ def read_batch(given: WireBatch, store: str | None, token: AccessToken) -> Batch
         )
         checks.append(Check(_TUPLES, key, version))
     if not given.mutations:
-        token.check_store(store)  # also such a commit takes a versionstamp
+        token.check_store(store)  # a commit without mutations takes a versionstamp, too
     mutations = []
     appends = Counter[bytes]()
     for at, mutation in enumerate(given.mutations):
@@ -303,7 +303,7 @@ def _due(given: WireMutation) -> tuple[int | None, int | None]:
 
 
 def new_values(given: WireBatch, done: Committed) -> list[object]:
-    """What is answered for each mutation: a new number, whether it found or stored something, or null."""
+    """The answer for each mutation: a new number, whether it found or stored an entry, or null."""
     found, numbers = iter(done.found), iter(done.values)
     answered: list[object] = []
     for mutation in given.mutations:

@@ -1,4 +1,4 @@
-"""Says what is wrong with a JSON body in the words of the product: which field, what it takes, what it got."""
+"""Turns msgspec's errors about a JSON body into Keyloft's: which field, what was expected, what was sent."""
 
 import re
 from typing import Any, Final
@@ -10,7 +10,7 @@ from keyloft.errors import InvalidArgument, KeyloftError, MissingField
 from keyloft.nats.payloads import refuse_unknown
 
 _AT: Final = re.compile(r"(.*) - at `\$((?:\.\w+|\[[0-9.]+\])*)`", re.DOTALL)
-"""What is wrong, and where; a client's own names of fields may hold anything."""
+"""What is wrong, and at which path. The path is matched strictly: field names of a client may hold anything."""
 _WRONG_TYPE: Final = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _MISSING: Final = "Object missing required field `"
 _UNKNOWN: Final = "Object contains unknown field `"
@@ -30,11 +30,11 @@ _WORDS: Final = {
 
 
 def body_error(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> KeyloftError:
-    """The refusal of a body that is JSON, but not of a kind.
+    """The refusal of a body that is JSON, but not what the route takes.
 
     Args:
-        error: As msgspec words it.
-        kind: What was expected.
+        error: Of msgspec.
+        kind: What the route takes.
     """
     divided = _AT.fullmatch(str(error))
     said, path = (str(error), "") if divided is None else (divided[1], divided[2].removeprefix("."))

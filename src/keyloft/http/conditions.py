@@ -16,13 +16,13 @@ _VERSION: Final = re.compile(r"[1-9][0-9]{0,19}", re.ASCII)
 def named_versions(request: HttpRequest, name: bytes, *, weak: bool) -> frozenset[int] | str | None:
     """The versionstamps that a conditional header names; `*`, or None without the header.
 
-    An ETag that is not one of an entry, or no ETag at all, matches nothing. `*` stands alone (RFC 9110); one among
-    others, or several, are read in the way that writes less: as `*` in If-None-Match, as nothing in If-Match.
+    A text that is not the ETag of an entry matches nothing. By RFC 9110, `*` stands alone. Where it stands among ETags,
+    If-None-Match counts as `*`, and If-Match ignores the `*`: both write less.
 
     Args:
-        request: The header may be there several times: it is a list.
+        request: May have the header several times: it is a list.
         name: Of the header.
-        weak: Whether weak ETags count. No entry has one, but proxies make some.
+        weak: Whether weak ETags count. No entry has one, but proxies make ETags weak.
     """
     texts = [value.decode("latin-1").strip() for each, value in request.headers if each == name]
     if not texts:
@@ -37,7 +37,7 @@ def named_versions(request: HttpRequest, name: bytes, *, weak: bool) -> frozense
 
 
 def is_conditional(request: HttpRequest) -> bool:
-    """Whether it has one of these headers; most requests have none."""
+    """Whether a request has one of these headers; most have none."""
     return any([name == _MATCH or name == _NONE_MATCH for name, _ in request.headers])
 
 
@@ -54,7 +54,7 @@ def is_wanted(request: HttpRequest, version: int) -> bool:
 
 
 def names_tag(header: str | None, tag: str) -> bool:
-    """Whether an If-None-Match header names this ETag, of something else than an entry; weak ones count, too."""
+    """Whether an If-None-Match header names this ETag, which is not an entry's; weak ETags count, too."""
     if header is None:
         return False
     named = [each.strip().removeprefix("W/") for each in header.split(",")]
@@ -62,7 +62,7 @@ def names_tag(header: str | None, tag: str) -> bool:
 
 
 class EntryCondition:
-    """What must be stored for a request to be carried out: some versions, none of some, anything, or nothing."""
+    """What must be stored for a request to be carried out: one of some versions, none of them, any entry, or none."""
 
     __slots__ = ("_excluded", "_must_exist", "_versions", "is_unconditional", "must_not_exist")
 
@@ -93,17 +93,17 @@ class EntryCondition:
 
     @property
     def needs_read(self) -> bool:
-        """Whether the stored version has to be known before the write, because several would do, or none."""
+        """Whether the stored version must be read before the write: the condition is not one version, or no entry."""
         is_absence = self.must_not_exist and self._versions is None
         is_one = self._versions is not None and len(self._versions) == 1 and not self.must_not_exist
         return self._must_exist or bool(self._excluded) or not (is_absence or is_one)
 
     @property
     def takes_both(self) -> bool:
-        """Whether the request may find an entry or none."""
+        """Whether the request is carried out with an entry as well as without one."""
         return self._versions is None and not self._must_exist and not self.must_not_exist
 
     @property
     def expected(self) -> int | None:
-        """Without a read: the one version that must be stored; None for no entry."""
+        """If no read is needed: the one version that must be stored; None for no entry."""
         return next(iter(self._versions)) if self._versions else None

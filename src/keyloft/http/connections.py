@@ -1,7 +1,7 @@
-"""Connections of HTTP clients, each within bounds: of its head, its pace, and of how many there are.
+"""Connections of HTTP clients, with bounds: of a request's head, of idle and slow clients, of their number.
 
-The one module that builds on uvicorn's protocol classes, which are not a public interface: pyproject.toml bounds its
-versions, and the tests of tests/http/test_hostile.py fail if one of these bounds no longer holds.
+The only module that builds on uvicorn's protocol classes, which are not a public interface: pyproject.toml bounds
+uvicorn's versions, and tests/http/test_hostile.py fails if one of these bounds no longer holds.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ _HEAD_TOO_LARGE: Final = Problem(
 
 
 def check_uvicorn() -> None:
-    """Refuse a uvicorn that calls what is extended here by other names.
+    """Refuse a uvicorn without the methods that this module extends.
 
     Raises:
-        IncompatibleLibrary: It does.
+        IncompatibleLibrary: Some of them are missing.
     """
     missing = [name for name in _EXTENDED if not hasattr(HttpToolsProtocol, name)]
     if missing:
@@ -44,7 +44,7 @@ def check_uvicorn() -> None:
 
 
 class _Unread:
-    """What a client has not read of complete responses."""
+    """How much a client has not yet read of complete responses."""
 
     __slots__ = ("checks", "since", "size")
 
@@ -52,24 +52,24 @@ class _Unread:
         self.since = now
         self.size = 0
         self.checks = 0
-        """How many checks in a row found nothing read."""
+        """How many checks in a row found that the client had read nothing."""
 
 
 class ConnectionTable(ServerState):
-    """All connections of a server, by what they are doing; those that do nothing for too long are ended."""
+    """All connections of a server, by what they do: idle, receiving, answering. Slow and idle ones are ended."""
 
     def __init__(self, most: int, now: Callable[[], float], meters: HttpMeters) -> None:
         """Bound the connections.
 
         Args:
-            most: How many there may be; for one more, the one that has been idle for the longest is ended.
+            most: How many there may be. For a further one, the connection that has been idle the longest is ended.
             now: The time, in seconds.
             meters: Count the connections.
         """
         super().__init__()
         self._most = most
         self._now = now
-        # Each in the order in which it began, so that the oldest one is found without a search.
+        # Both in the order in which that state began, so that the oldest connection is found without a search.
         self._idle: dict[HttpConnection, float] = {}
         self._receiving: dict[HttpConnection, float] = {}
         self._unsent: dict[HttpConnection, _Unread] = {}
@@ -78,7 +78,7 @@ class ConnectionTable(ServerState):
         self.meters = meters
 
     def has_room(self) -> bool:
-        """Whether one more connection may be served; an idle one is ended for it if need be."""
+        """Whether one more connection may be served; if need be, an idle one is ended for it."""
         if len(self.connections) < self._most:
             return True
         self.meters.refused_connections += 1
@@ -89,18 +89,18 @@ class ConnectionTable(ServerState):
         return False
 
     def idle(self, connection: "HttpConnection") -> None:
-        """It waits for a request."""
+        """Note that a connection waits for a request."""
         self._receiving.pop(connection, None)
         self._idle.pop(connection, None)
         self._idle[connection] = self._now()
 
     def receiving(self, connection: "HttpConnection") -> None:
-        """A request has begun to arrive."""
+        """Note that a request has begun to arrive."""
         self._idle.pop(connection, None)
         self._receiving.setdefault(connection, self._now())
 
     def received(self, connection: "HttpConnection") -> None:
-        """The request is complete, and is being answered."""
+        """Note that the request is complete, and is being answered."""
         self._receiving.pop(connection, None)
         self._idle.pop(connection, None)
 
@@ -120,8 +120,8 @@ class ConnectionTable(ServerState):
             self._arriving_bytes -= size
 
     def unsent(self, connection: "HttpConnection") -> None:
-        """A response, or some events of a watch, are sent, and the client has not read all of it yet."""
-        # Also for one that is there already: it has read its last response before this one was sent.
+        """Note that a response, or events of a watch, were sent, and that the client has not read all of it yet."""
+        # A connection that is noted already starts over: it has read its last response before this one was sent.
         if (earlier := self._unsent.pop(connection, None)) is not None:
             self._unsent_bytes -= earlier.size
         unread = self._unsent[connection] = _Unread(self._now())
@@ -130,7 +130,7 @@ class ConnectionTable(ServerState):
         self._end_unsent()
 
     def is_full(self) -> bool:
-        """Whether clients have not read so much that no further large response is to be made."""
+        """Whether clients have left so much unread that no further large response may be made."""
         if not self._unsent:
             return False
         now = self._now()
@@ -152,7 +152,7 @@ class ConnectionTable(ServerState):
             await asyncio.sleep(limits.HTTP_FULL_PAUSE_SECONDS)
 
     def gone(self, connection: "HttpConnection") -> None:
-        """It has ended."""
+        """Forget a connection that has ended."""
         for table in (self._idle, self._receiving):
             table.pop(connection, None)
         self._unsent.pop(connection, None)
@@ -173,7 +173,7 @@ class ConnectionTable(ServerState):
         self._end_unsent()
 
     def _end_unsent(self) -> None:
-        """End the connections that have not read their responses for the longest, if those of all are too large."""
+        """If the unread responses together are too large, end the connections that have not read for the longest."""
         latest = self._now() - limits.HTTP_UNSENT_SECONDS
         while len(self._unsent) > 1 and next(iter(self._unsent.values())).since < latest:
             if sum(map(_unsent_bytes, self._unsent)) <= limits.HTTP_UNSENT_BYTES:
@@ -196,7 +196,7 @@ class HttpConnection(HttpToolsProtocol):
         """Whether the next bytes belong to the path and the headers of a request."""
         self._head_bytes = 0
         self._bytes_since_body = 0
-        """How many bytes arrived behind a head, or since the last part of a body: of chunks' heads and of trailers."""
+        """How many bytes arrived after the head or the last part of the body: sizes of chunks, and trailers."""
         self._discarded_bytes = 0
         self._is_refused = False
 
@@ -206,11 +206,11 @@ class HttpConnection(HttpToolsProtocol):
         return self.flow.write_paused
 
     async def has_read(self) -> None:
-        """Wait until it has."""
+        """Wait until the client has read most of it."""
         await self.flow.drain()
 
     def abort(self) -> None:
-        """End it at once."""
+        """End the connection at once."""
         self.server_state.gone(self)
         self.transport.abort()
 
@@ -243,7 +243,7 @@ class HttpConnection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            # No other protocol is spoken here: the request is answered as it is, and is the last one.
+            # The client asks for another protocol: its request is answered over HTTP, and is the last one.
             if self.cycle is not None:
                 self.cycle.keep_alive = False
                 self.cycle.more_body = False
@@ -263,7 +263,7 @@ class HttpConnection(HttpToolsProtocol):
         self.scope["connection"] = self  # type: ignore[typeddict-unknown-key]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers, behind a chunked body, are dropped: as headers, they would get past checks that a proxy made.
+        # Trailers, after a chunked body, are dropped: taken as headers, they would bypass a proxy's checks.
         if self._expects_head:
             super().on_header(name, value)
 
@@ -284,7 +284,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._bytes_since_body = 0
         if self.cycle.response_complete:
-            # The rest of a body that was refused: dropped, so that the client reads the answer; but not for ever.
+            # The rest of a refused body is dropped, so that the client gets to read the answer; up to a limit.
             self._discarded_bytes += len(body)
             if self._discarded_bytes > limits.HTTP_DISCARDED_BYTES:
                 self.abort()
@@ -304,7 +304,7 @@ class HttpConnection(HttpToolsProtocol):
     # What uvicorn calls
 
     def on_response_complete(self) -> None:
-        """Go on with the next request. Unlike uvicorn's, without a timer for each response."""
+        """Continue with the next request. Unlike uvicorn's method, this one needs no timer for each response."""
         state, transport = self.server_state, self.transport
         state.total_requests += 1
         if transport.get_write_buffer_size():
@@ -326,7 +326,7 @@ class HttpConnection(HttpToolsProtocol):
         return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer what can't be served, and end the connection."""
+        """Answer a request that can't be served, and end the connection."""
         if self._is_refused:
             return None
         self._is_refused = True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Monitoring(Protocol):
-    """What the pages without a token show."""
+    """Makes the answers of the routes that need no token."""
 
     async def metrics(self) -> HttpReply: ...
 
@@ -64,13 +64,13 @@ class HttpContext:
         """Refuse one more client that watches, if there are too many.
 
         Raises:
-            Busy: There are.
+            Busy: There are too many.
         """
         if self.meters.watches >= self.most_listeners:
             raise Busy("too many watches at a time; close some, or try again later")
 
     def when_opened(self, call: Callable[[], None]) -> None:
-        """Let something be called once the database is open."""
+        """Have a function called once the database is open."""
         self._at_start.append(call)
 
     def opened(self, engine: Engine) -> None:
@@ -91,7 +91,7 @@ class HttpContext:
             call()
 
     def store(self, name: str | None) -> Store:
-        """The tuple store of a name; None for the unnamed one.
+        """The tuple store with a name; None for the unnamed one.
 
         Raises:
             InvalidArgument: No store can have this name.

@@ -61,7 +61,7 @@ def header(name: str, explained: str) -> dict[str, Any]:
 
 
 def answer(explained: str, schema: Any = None, content_type: str = _JSON, *others: str) -> dict[str, Any]:
-    """An answer with its schema; `others` are further types, of any content."""
+    """An answer with its schema; `others` are further content types, without a schema."""
     if schema is None:
         return {"description": explained}
     content = {content_type: {"schema": schema}, **{other: {"schema": {}} for other in others}}
@@ -83,7 +83,7 @@ def operation(
     is_public: bool = False,
     tag: str = "tuples",
 ) -> HttpOperation:
-    """An operation with its answers and the refusals that it may have, besides those that every one has.
+    """An operation with its answers and its refusals, besides those that every operation has.
 
     Args:
         name: Its id.
@@ -91,9 +91,9 @@ def operation(
         answers: By status.
         refusals: Further statuses of `PROBLEMS`.
         parameters: Of its query, and its headers; those of the path are added.
-        body: What it takes.
-        is_public: Whether it takes no token.
-        tag: What it belongs to.
+        body: The request's.
+        is_public: Whether it needs no token.
+        tag: The part of the API that it belongs to.
     """
     known = {status for status in (*_ALWAYS, *refusals) if not (is_public and status in (401, 403, 421))}
     refused = {str(status): {"$ref": f"#/components/responses/Problem{status}"} for status in sorted(known)}
@@ -187,8 +187,8 @@ RANGE: Final = {
         "The entries of a range, a page at a time; or their keys, the children of a prefix, or a number",
         parameters=[
             *_SELECTORS,
-            parameter("after", "Instead of start: begin behind this key."),
-            parameter("past", "Instead of start: begin behind this key and all keys below it."),
+            parameter("after", "Instead of start: begin after this key."),
+            parameter("past", "Instead of start: begin after this key and all keys below it."),
             parameter(
                 "limit",
                 f"How many at most; {limits.HTTP_LIST_ENTRIES} if not given.",

@@ -1,4 +1,4 @@
-"""Slows down guessing: requests with a wrong token are answered late, the later the more of them an address sends."""
+"""Slows down guessing: wrong tokens are answered late, and the later, the more of them an address sends."""
 
 import asyncio
 import ipaddress
@@ -27,7 +27,7 @@ class _Guesser:
 
 
 class FailedLogins:
-    """Addresses that have sent wrong tokens lately, a bounded number of them. A right token is never held up."""
+    """Addresses that have sent wrong tokens lately, a bounded number of them. A valid token is never delayed."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
@@ -58,7 +58,7 @@ class FailedLogins:
             guesser.waiting -= 1
 
     def end(self) -> None:
-        """Answer all that wait: the service is ending, and does not wait for them."""
+        """Answer all waiting requests now, because the service is ending."""
         self._ending.set()
 
     def failed(self, address: str) -> float:
@@ -84,7 +84,7 @@ class FailedLogins:
 
 
 def _network(address: str) -> str:
-    """The address; of IPv6 the network of 64 bits, since one client may have all of its addresses."""
+    """The address; for IPv6, its /64 network, since one client may have all addresses of it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

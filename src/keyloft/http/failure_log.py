@@ -10,18 +10,18 @@ logger = logging.getLogger(__name__)
 
 
 class FailureLog:
-    """One line for each failure. Of a flood, such as refusals of an overloaded service, the rest is only counted."""
+    """Logs a line for each failure. In a flood, such as refusals of an overloaded service, the rest is only counted."""
 
     def __init__(self) -> None:
         self._rate = LogRate(limits.LOG_LINES_PER_SECOND, _left_out)
 
     def failed(self, what: str, error: KeyloftError) -> None:
-        """A request or a watch has failed."""
+        """Log that a request or a watch has failed."""
         if self._rate.allows():
             logger.error("%s over HTTP failed: %s: %s", what, error.code, error)
 
     def close(self) -> None:
-        """Announce what was left out."""
+        """Log how many lines were left out."""
         self._rate.close()
 
 

@@ -62,7 +62,7 @@ class SingleKeys:
         request.expect_query()
         [record] = await engine.read(Get(_TUPLES, key))
         if record is not None and len(record.value) > limits.HTTP_LARGE_VALUE_BYTES and request.must_wait():
-            record = None  # not kept while this waits
+            record = None  # so that it is not in memory while this waits; it is read again
             await request.room()
             [record] = await engine.read(Get(_TUPLES, key))
         if record is None:
@@ -137,7 +137,7 @@ def touched_expiry(expire_in: float | UnsetType | None, expire_at: str | UnsetTy
     """The expiry that a body names for an entry that is there already.
 
     Raises:
-        InvalidArgument: It names none, or two.
+        InvalidArgument: The body names none, or two.
     """
     if (expire_in is UNSET) == (expire_at is UNSET):
         raise InvalidArgument("expire_in, expire_at: expected one of them; expire_in null is for no expiry")
@@ -171,7 +171,7 @@ async def _value(request: HttpRequest) -> tuple[bytes, int]:
 
 
 def _accepted(request: HttpRequest) -> set[str]:
-    """The types that the client takes, if bytes as they are are among them; else nothing, as most clients don't ask."""
+    """The types that the client accepts, if bytes are among them; empty for most clients, which don't ask for bytes."""
     accepted = request.header(b"accept")
     if accepted is None or "octet-stream" not in accepted:
         return set()
@@ -195,7 +195,7 @@ async def _write(
     """Commit if the condition is met; a commit whose outcome is unknown leaves a line in the audit log.
 
     Raises:
-        Problem: It is not met.
+        Problem: The condition is not met.
     """
     try:
         return await _commit(request, engine, key, text, condition, *mutations)
@@ -211,7 +211,7 @@ async def _commit(
     """Commit if the condition is met.
 
     Raises:
-        Problem: It is not.
+        Problem: The condition is not met.
     """
     if condition.is_unconditional:
         done = await engine.commit(Batch(mutations))

@@ -1,4 +1,4 @@
-"""Turns for large parts of answers: one of them is made at a time, and small requests are answered in between."""
+"""Turns for large parts of answers: one part is made at a time, and small requests are answered between two parts."""
 
 import asyncio
 from collections import deque
@@ -7,8 +7,8 @@ from collections import deque
 class LargeParts:
     """Gives out turns in the order in which they are asked for, at most one in each iteration of the event loop.
 
-    To encode and send a value of 1 MB takes some milliseconds. If many watches did so in one iteration, everyone else
-    would wait for all of them.
+    Encoding and sending a value of 1 MB takes some milliseconds. If many watches did so in one iteration, all other
+    requests would wait for all of them.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class HttpListener(AsyncClosing):
         connections: int = limits.HTTP_CONNECTIONS,
         meters: HttpMeters | None = None,
     ) -> None:
-        """Prepare it.
+        """Prepare a server; `start` listens.
 
         Args:
             app: The ASGI application.
@@ -46,11 +46,11 @@ class HttpListener(AsyncClosing):
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the address; port 0 takes a free one.
+        """Listen, and return the address; with port 0, on a free port.
 
         Raises:
             OSError: The address can't be listened on.
-            IncompatibleLibrary: This uvicorn can't be extended.
+            IncompatibleLibrary: This version of uvicorn is not supported.
         """
         check_uvicorn()
         loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class HttpListener(AsyncClosing):
             port,
             ssl=self._tls,
             backlog=limits.HTTP_BACKLOG,
-            # Before the handshake, a connection is not in the table, which bounds all others.
+            # Until its handshake ends, a connection is not in `ConnectionTable`, which bounds all others.
             ssl_handshake_timeout=limits.HTTP_HANDSHAKE_SECONDS if self._tls else None,
         )
         self._tick()
@@ -95,14 +95,14 @@ class HttpListener(AsyncClosing):
         return self.table.total_requests if self._server else 0
 
     def stop_accepting(self) -> None:
-        """Listen no more; end idle connections now, and others with the request that they are at."""
+        """Stop listening; end idle connections now, and others after their current request."""
         if self._server is not None:
             self._server.close()
             for connection in list(self.table.connections):
                 connection.shutdown()
 
     async def aclose(self) -> None:
-        """Listen no more, finish the running requests, then end all connections."""
+        """Stop listening, finish the running requests, then end all connections."""
         self.stop_accepting()
         if self._server is None:
             return
@@ -152,7 +152,7 @@ def _within_open_files(wanted: int) -> int:
 
 
 def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
-    """What HTTPS needs.
+    """The TLS settings for HTTPS.
 
     Raises:
         OSError: The files can't be read, or are not a certificate and its key (`ssl.SSLError`).
@@ -164,7 +164,7 @@ def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
 
 
 def lacks_key(certificate: str, key: str | None) -> bool:
-    """Whether no file has a private key: none is named, and that of the certificate holds none."""
+    """Whether the private key is missing: no file is named for it, and the certificate's file does not hold it."""
     try:
         return key is None and b"PRIVATE KEY-----" not in Path(certificate).read_bytes()
     except OSError:

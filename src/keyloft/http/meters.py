@@ -8,7 +8,7 @@ UNKNOWN: Final = "other"
 """The route of requests that no route answers."""
 
 STATUS_CLASSES: Final = ("none", "1xx", "2xx", "3xx", "4xx", "5xx")
-"""By the first digit of a status; none: the client hung up before it was answered."""
+"""By the first digit of a status; `none` if the client hung up before it was answered."""
 
 
 class RouteMeter:
@@ -20,7 +20,7 @@ class RouteMeter:
         self.statuses = [0] * len(STATUS_CLASSES)
         """How many were answered with a status of each class."""
         self.durations = Histogram()
-        """How long answers took. Watches are not among them, nor refused tokens, which are answered late on purpose."""
+        """How long answers took, without watches, and without wrong tokens, which are answered late on purpose."""
 
     def answered(self, status: int, seconds: float) -> None:
         """Count an answer."""
@@ -34,7 +34,7 @@ class RouteMeter:
 
 
 class HttpMeters:
-    """All requests since the service started. There are as many routes as the service has, whatever clients send."""
+    """All requests since the service started, by route. Clients can't add routes: what fits none counts as `other`."""
 
     def __init__(self) -> None:
         self.routes: dict[str, RouteMeter] = {}
@@ -47,5 +47,5 @@ class HttpMeters:
         self.of(UNKNOWN)
 
     def of(self, route: str) -> RouteMeter:
-        """The meter of a route, to be kept."""
+        """The meter of a route; callers keep it."""
         return self.routes.setdefault(route.replace(":path", ""), RouteMeter())

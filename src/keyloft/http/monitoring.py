@@ -9,7 +9,7 @@ from keyloft.http.requests import HttpRequest
 from keyloft.http.routing import ApiRoute
 
 CLOSE = ((b"connection", b"close"),)
-"""Scrapers and health checks come seldom: their connections need not stay."""
+"""Scrapers and health checks are rare, so that their connections need not stay open."""
 
 
 def unavailable(reason: str) -> HttpReply:

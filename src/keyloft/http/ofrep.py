@@ -1,6 +1,6 @@
 """OpenFeature's remote evaluation (OFREP) of the flags of a project: one flag, or all of them with an ETag.
 
-A flag is evaluated to the value that is stored, for every client: the context is checked, and decides nothing.
+Every client gets the stored value of a flag: the evaluation context is checked, but has no influence on the value.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _VARIANTS: Final = {b"true": "on", b"false": "off", _NULL: "default"}
 
 
 class _Flag(Struct):
-    """What is needed of an entry."""
+    """The fields of an entry that an evaluation needs."""
 
     key: str
     value: Raw
@@ -45,7 +45,7 @@ class _Flag(Struct):
         text = bytes(self.value)
         return Evaluation(
             key=self.key.split("/", _KEY_PARTS)[_KEY_PARTS],
-            # Without a value, a client takes the default that its code names.
+            # Where the value is left out, a client takes the default that its code names.
             value=UNSET if text == _NULL else self.value,
             reason="DEFAULT" if text == _NULL else "STATIC",
             variant=_VARIANTS.get(text, f"version-{self.version}"),
@@ -139,7 +139,7 @@ class FlagEvaluation:
         return _with_tag(request, body)
 
     async def configuration(self, request: HttpRequest) -> HttpReply:
-        """Tell providers what they may use."""
+        """Say which features of OFREP providers may use."""
         self._permitted(request)
         return _with_tag(request, _CONFIGURATION)
 
@@ -213,7 +213,7 @@ async def _check_context(request: HttpRequest) -> None:
     """Refuse a body that is not one of OFREP.
 
     Raises:
-        EvaluationFailed: It is not.
+        EvaluationFailed: It has another form.
     """
     data = await request.body(limits.OFREP_REQUEST_BYTES)
     if payloads.is_empty(data):

@@ -42,7 +42,7 @@ def document(routes: Iterable[ApiRoute]) -> dict[str, Any]:
     for route in routes:
         names = re.findall(r"{(\w+)", route.path)
         given = [parameter(name, _PATH_PARAMETERS.get(name, name), place="path") for name in names]
-        for path, operations in route.paths.items():  # complete as they are
+        for path, operations in route.paths.items():  # these have their path parameters already
             paths[path] = {method.lower(): operation for method, operation in operations.items()}
         for method, operation in route.described.items():
             made = {**operation, "parameters": [*given, *operation["parameters"]]}

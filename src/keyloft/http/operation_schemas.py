@@ -22,20 +22,20 @@ _EVENT: Final = object_of({"key": TEXT, "version": COUNT, "deleted": BOOLEAN})
 
 
 def path_parameters(names: Sequence[str]) -> list[dict[str, Any]]:
-    """The parameters of a path that name an owner, and what it has."""
+    """The parameters of a path that name an owner: a plugin, or a tenant and a project."""
     return [parameter(name, *_NAMES[name], place="path") for name in names]
 
 
 def described_operations(
     base: str, tag: str, names: Sequence[str], messages: Mapping[str, Messages]
 ) -> dict[str, dict[str, HttpOperation]]:
-    """The operations of a service but for `watch`, by path and method.
+    """The operations of a service except `watch`, by path and method.
 
     Args:
-        base: What their paths begin with.
+        base: The beginning of their paths.
         tag: The service.
         names: The parameters of these paths.
-        messages: What their requests and replies look like.
+        messages: Their requests and replies.
     """
     return {
         f"{base}/{name}": {"POST": _operation(name, tag, names, described)}

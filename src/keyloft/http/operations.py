@@ -24,7 +24,7 @@ from keyloft.semantic.service import SemanticService
 
 PLUGINS: Final = "/v1/plugins/{plugin}"
 SEMANTIC: Final = "/v1/semantic/{tenant}/{project}"
-"""What the paths of the services begin with."""
+"""The beginnings of the services' paths."""
 
 Area: TypeAlias = Literal["plugin", "tenant"]
 
@@ -34,7 +34,7 @@ _READS: Final[Mapping[Area, frozenset[str]]] = {
 }
 """The operations for which a token that may read is enough; watches have routes of their own."""
 _READ_BY_DEFAULT: Final = frozenset({"locks", "dead_letters"})
-"""Those that read or write, as their field `action` says; without it, they list."""
+"""Operations that read or write, depending on their field `action`; without it, they list."""
 _LISTING: Final = (None, "list")
 
 
@@ -46,7 +46,7 @@ _read_action = msgspec.json.Decoder(_Action).decode
 
 
 class _Named(Struct):
-    """The keys that a request names, wherever it does."""
+    """All fields in which a request may name keys."""
 
     key: str | None = None
     keys: list[str] = []
@@ -73,8 +73,8 @@ class OperationHandler:
     def __init__(self, access: ServiceAccess, area: Area, names: Sequence[str]) -> None:
         """Args:
         access: The service.
-        area: What the scopes of tokens call an owner of it.
-        names: The parameters of the path that name an owner, and what it has.
+        area: How the scopes of tokens call an owner: plugin or tenant.
+        names: The parameters of the path that name an owner: a plugin, or a tenant and a project.
         """
         self.access = access
         self._area = area
@@ -86,13 +86,13 @@ class OperationHandler:
 
     def check_scope(self, token: AccessToken, names: Sequence[str], *, write: bool = False) -> None:
         """Raises:
-        NotPermitted: The token does not reach so far.
+        NotPermitted: The owner is out of the token's scopes.
         """
         token.check_owner(self._area, names[0], write=write)
 
     async def carry_out(self, request: HttpRequest) -> HttpReply:
         """Answer a request for an operation."""
-        # Not decoded, as paths are routed: `%77atch` would be `watch` here, which stores a lease.
+        # Not percent-decoded, as in routing: else `%77atch` would get here as `watch`, which stores a lease.
         names, operation = self.names_of(request), request.parameter("operation") or ""
         request.expect_query()
         is_read = operation in _READS[self._area]
@@ -130,7 +130,7 @@ class OperationHandler:
         is_read: bool,
         outcome: str | None = None,
     ) -> None:
-        """A line of the audit log for a request that was carried out, or may have been, as the outcome says."""
+        """Write a line of the audit log for a request that was carried out, or that may have been (see `outcome`)."""
         if (is_read and not token.is_admin) or not audit_log.logger.isEnabledFor(logging.INFO):
             return
         action = f"{operation} of {self._area} {'/'.join(names)}"
@@ -141,13 +141,13 @@ class OperationHandler:
 
 
 def _shows_values(refused: Problem) -> bool:
-    """Whether a refusal has entries that are stored: those of a conflict."""
+    """Whether a refusal shows stored entries, as a conflict does."""
     found = [refused.more.get(name) for name in ("current", "conflicts")]
     return any([raw is not None and bytes(raw) not in (b"null", b"[]") for raw in found])
 
 
 def _is_listing(data: bytes) -> bool:
-    """Whether a request that has an action asks for a list; what can't be read counts as a write."""
+    """Whether a request with an `action` asks for a list; a request that can't be read counts as a write."""
     try:
         return _read_action(data or b"{}").action in _LISTING
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -155,9 +155,9 @@ def _is_listing(data: bytes) -> bool:
 
 
 def _keys(data: bytes) -> list[str]:
-    """The keys that a request names, some of them if there are many, without control characters."""
+    """The keys that a request names, without control characters; if there are many, the first of them."""
     if len(data) > limits.AUDITED_BYTES:
-        return [f"in {len(data):,} bytes"]  # to read it again would take others' time
+        return [f"in {len(data):,} bytes"]  # reading so much again would delay other requests
     try:
         found = _read_named(data or b"{}").all()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

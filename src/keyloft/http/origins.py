@@ -1,7 +1,7 @@
 """Which names this server answers to, and which web pages may call it.
 
-A page of another site can let a browser look up its name as 127.0.0.1 (DNS rebinding), and would then be of the same
-origin as a service there. So the Host of a request must be a name that this server was given.
+Another site can let its own name resolve to 127.0.0.1 (DNS rebinding). To the browser, a service there would then have
+the same origin as the site's page. So the Host of a request must be a name that this server was given.
 """
 
 import re
@@ -34,10 +34,10 @@ class Origins:
         self._known: dict[tuple[bytes, str], bool] = {}
 
     def check(self, scope: AsgiScope) -> Headers:
-        """Refuse a request to another name, or of a page of another site; returns the headers for a page that may.
+        """Refuse a request to another host name, or from a page that may not call; returns headers for one that may.
 
         Raises:
-            Problem: It is refused.
+            Problem: The request is refused.
         """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         host = origin = None
@@ -65,7 +65,7 @@ class Origins:
         return () if origin is None else self._of_page(origin, host, scope)
 
     def preflight(self, scope: AsgiScope) -> Headers | None:
-        """What a browser is answered that asks whether a page may call; None if it does not ask that."""
+        """The answer to a browser that asks whether a page may call; None for any other request."""
         if scope["method"] != "OPTIONS" or header_of(scope["headers"], b"access-control-request-method") is None:
             return None
         allowed = self.check(scope)
@@ -78,7 +78,7 @@ class Origins:
 
     def _remember(self, host: bytes, server: str) -> bool:
         name = _name_of(host.decode("latin-1"))
-        # An address is safe as a Host: unlike a name, it can't be made to resolve to another one.
+        # An address is safe as a Host: unlike a name, it can't be made to resolve to another address.
         is_allowed = name in self._hosts or name == server or is_loopback(name)
         if len(self._known) >= limits.HTTP_KNOWN_HOSTS:
             self._known.clear()
@@ -88,7 +88,7 @@ class Origins:
     def _of_page(self, origin: bytes, host: bytes, scope: AsgiScope) -> Headers:
         text = origin.decode("latin-1").rstrip("/").lower()
         name = host.decode("latin-1").lower()
-        # Behind a proxy that speaks TLS, a page is of https, and its requests arrive over http.
+        # Behind a proxy that ends TLS, the page's origin is https, but its requests arrive over http.
         if text in (f"{scope['scheme']}://{name}", f"https://{name}"):
             return ()
         if text not in self._origins and "*" not in self._origins:
@@ -105,6 +105,6 @@ class Origins:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, without the port; empty if it is not a name or address with a port or without one."""
+    """The name or address in a Host header, without the port; empty if the header can't be read."""
     found = _HOST.fullmatch(host.strip().lower())
     return "" if found is None else found[1] or found[2]

@@ -35,11 +35,11 @@ _STATUSES: Final[tuple[tuple[type[errors.KeyloftError], int], ...]] = (
     (errors.DatabaseError, 503),
     (errors.Closed, 503),
 )
-"""The status of each kind of error; the first that fits. All others are defects: 500."""
+"""The status of each kind of error; the first row that fits counts. An error without a row is a defect: 500."""
 
 
 class Problem(Exception):
-    """A request that is refused, with all that its answer says."""
+    """The refusal of a request, with everything that its answer says."""
 
     def __init__(
         self, status: int, code: str, detail: str, *, headers: Headers = (), more: Mapping[str, Any] | None = None
@@ -47,8 +47,8 @@ class Problem(Exception):
         """Describe the answer.
 
         Args:
-            status: Of HTTP.
-            code: As errors of the product have one.
+            status: The HTTP status.
+            code: An error code of Keyloft.
             detail: What was wrong, and what to do.
             headers: Further headers of the answer.
             more: Further members of its body.
@@ -78,7 +78,7 @@ def status_of(kind: type[errors.KeyloftError]) -> int:
 
 
 def problem_of(error: errors.KeyloftError) -> Problem:
-    """How an error is answered. Messages of a database or a defect stay in the log: they may name hosts or files."""
+    """The answer to an error. Messages of a database or of a defect stay in the log: they may name hosts or files."""
     status = status_of(type(error))
     detail = str(error)
     headers: Headers = ((b"retry-after", b"1"),) if status in (429, 503) else ()
@@ -98,7 +98,7 @@ def problem_of(error: errors.KeyloftError) -> Problem:
 
 
 def _particulars(error: errors.KeyloftError) -> dict[str, Any]:
-    """What a client needs to raise the same error."""
+    """Fields that a client needs to raise the same error."""
     if isinstance(error, (errors.NotACounter, errors.CounterOutOfRange)) and isinstance(error.key, tuple):
         return {"key": key_text.written(error.key)}
     if isinstance(error, errors.ValueTooLarge) and error.limit is not None:
@@ -107,7 +107,7 @@ def _particulars(error: errors.KeyloftError) -> dict[str, Any]:
 
 
 def is_unexpected(error: errors.KeyloftError) -> bool:
-    """Whether the service logs it: a database's failure, or a defect."""
+    """Whether the service logs an error: a failure of the database, or a defect."""
     return isinstance(error, errors.DatabaseError) or problem_of(error).status == 500
 
 

@@ -99,7 +99,7 @@ def selected(request: HttpRequest, *, reverse: bool = False, cursor: str | None 
 
 
 def _begun(request: HttpRequest, selector: Selector) -> Selector:
-    """The range that begins behind the key `after`, or behind the key `past` and all keys below it.
+    """The range that begins after the key `after`, or after the key `past` and all keys below it.
 
     Raises:
         InvalidInput: One can't be read, or there is more than one beginning.
@@ -125,9 +125,9 @@ async def _page(
     engine: Engine, selector: Selector, limit: int, *, with_values: bool
 ) -> tuple[list[WireEntry], str | None, int]:
     """Entries up to the limit, or up to the size of a page, the cursor for what follows them, and their bytes."""
-    # One more than wanted: whether it is there tells whether there is more.
+    # One more than wanted, to know whether there are further ones.
     scan = replace(selector.scan(limit + 1, keys_only=not with_values), times=True)
-    # How large the next values are is not known before they are read.
+    # Few rows at first: how large the values are is not known before they are read.
     size = PageSize(limits.HTTP_FIRST_ROWS, limits.HTTP_PAGE_ROWS) if with_values else PageSize()
     entries: list[WireEntry] = []
     last, weight = b"", 0
@@ -149,10 +149,10 @@ async def _children(request: HttpRequest, engine: Engine, selector: Selector, li
         if request.one(name) is not None:
             raise InvalidArgument(f"{name}: children are listed below a prefix; cursor continues the list")
     within, last = selector, selector.last_key
-    if last is not None:  # behind a child, and all keys below it
+    if last is not None:  # continue after a child and all keys below it
         rest = {"end": last} if selector.reverse else {"start": last + keys.LAST}
         within = replace(selector, last_key=None, **rest)
-    # One more than wanted: whether it is there tells whether there is more.
+    # One more than wanted, to know whether there are further ones.
     children = await Children(engine, read_prefix(request.one("prefix") or ""), limit + 1, within=within)
     encoded = [keys.encode(child) for child in children[:limit]]
     more = selector.cursor_after(encoded[-1]) if len(children) > limit else None

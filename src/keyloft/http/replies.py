@@ -29,7 +29,7 @@ class HttpReply(Struct, frozen=True):
     headers: Headers = ()
 
     async def send(self, send: AsgiSend, more: Headers = ()) -> None:
-        """Send it; `more` are headers that the connection or its origin asks for."""
+        """Send the answer; `more` are headers that the connection or the request's origin needs."""
         headers = [
             (b"content-type", self.content_type),
             (b"content-length", b"%d" % len(self.body)),
@@ -40,7 +40,7 @@ class HttpReply(Struct, frozen=True):
         ]
         if self.status in (204, 304):  # they have no body, so nothing describes one (RFC 9110)
             del headers[:2]
-        elif self.content_type == EVENTS_TYPE:  # the answer to HEAD: the one to GET has no length
+        elif self.content_type == EVENTS_TYPE:  # the answer to HEAD: a stream has no length
             del headers[1]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})

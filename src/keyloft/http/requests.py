@@ -49,16 +49,16 @@ class HttpRequest:
         """A header, by its name in lower case.
 
         Raises:
-            Problem: It is there twice, so that two readers could take it for two things.
+            Problem: The header is there twice, so that two readers could read it differently.
         """
         return header_of(self.headers, name)
 
     @property
     def query(self) -> dict[str, list[str]]:
-        """The parameters behind the question mark, decoded.
+        """The parameters after the question mark, decoded.
 
         Raises:
-            InvalidArgument: They are not UTF-8, or too many.
+            InvalidArgument: They are not UTF-8, or there are too many.
         """
         if self._query is None:
             self._query = {}
@@ -87,7 +87,7 @@ class HttpRequest:
                 raise InvalidArgument(f"query: this path has no parameter {name[:40]!a}; {known}")
 
     def one(self, name: str) -> str | None:
-        """The parameter of the query that may be given once."""
+        """A parameter of the query that may be given once."""
         found = self.query.get(name)
         if found is None:
             return None
@@ -120,7 +120,7 @@ class HttpRequest:
             Problem: It is compressed.
             ValueTooLarge: It has more than `most` bytes; no more of it than that was read.
             Busy: Too many large bodies arrive at a time.
-            ClientGone: It did not arrive.
+            ClientGone: The client hung up before all of it arrived.
         """
         self._check_encoding()
         declared = self.header(b"content-length")
@@ -145,7 +145,7 @@ class HttpRequest:
             return b"".join(parts)
 
     def _check_encoding(self) -> None:
-        """Refuse a body that is compressed: it would be stored as it was sent; or that the parser takes for no body."""
+        """Refuse a compressed body, which would be stored as sent, and a body that the parser would not see."""
         for name, value in self.headers:
             if name == b"upgrade":
                 raise Problem(400, "BAD_REQUEST", "Upgrade: a request with a body can't ask for another protocol")
@@ -163,7 +163,7 @@ class HttpRequest:
         return is_full
 
     async def room(self) -> None:
-        """Wait until a large answer may be made: not while clients leave too many of them unread."""
+        """Wait while clients leave too many large answers unread to make another one."""
         await self.scope["connection"].server_state.room()
 
     async def wait_for_end(self) -> None:
@@ -176,7 +176,7 @@ class HttpRequest:
         return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
 
     async def message(self, kind: type[msgspec.Struct], most: int) -> msgspec.Struct:
-        """The body as JSON of a kind.
+        """The body, JSON that has the fields of a struct.
 
         Raises:
             InvalidJson: It is not JSON.
@@ -191,7 +191,7 @@ def header_of(headers: list[tuple[bytes, bytes]], name: bytes) -> str | None:
     """A header, by its name in lower case.
 
     Raises:
-        Problem: It is there twice.
+        Problem: The header is there twice.
     """
     found: bytes | None = None
     for each, value in headers:
@@ -207,7 +207,7 @@ def too_large(size: int, most: int) -> ValueTooLarge:
 
 
 def read_message(data: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
-    """JSON of a kind.
+    """JSON that has the fields of a struct.
 
     Raises:
         InvalidJson: It is not JSON.

@@ -1,4 +1,4 @@
-"""Routes: which handler answers which path and method, after the checks that come before all of them."""
+"""Routes: which handler answers which path and method, after checks of host, origin and token."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ class ApiRoute(Struct, frozen=True, kw_only=True):
     handlers: Mapping[str, HttpHandler]
     """By method; HEAD is answered as GET is."""
     is_public: bool = False
-    """Whether it needs no token and accepts any Host."""
+    """Whether the route needs no token and accepts any Host."""
     described: Mapping[str, Any] = {}
     """By method, the operation as OpenAPI describes it."""
     paths: Mapping[str, Mapping[str, Any]] = {}
@@ -94,7 +94,7 @@ class HttpEndpoint:
         """The token of a request.
 
         Raises:
-            Problem: It has none, or a wrong one.
+            Problem: The request has no token, or a wrong one.
         """
         given = header_of(scope["headers"], b"authorization")
         challenge: Headers = ((b"www-authenticate", b'Bearer realm="keyloft"'),)

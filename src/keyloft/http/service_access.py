@@ -23,7 +23,7 @@ _DONE: Final = b'{"success":true'
 
 
 class ServiceAccess:
-    """One service on NATS, as the routes reach it: by its intake, whether it is connected to NATS or not."""
+    """One service on NATS, which routes reach through its intake, whether the service is connected to NATS or not."""
 
     def __init__(self) -> None:
         self.current: NatsService | None = None
@@ -35,14 +35,14 @@ class ServiceAccess:
         """The service that runs now.
 
         Raises:
-            Problem: There is none.
+            Problem: No service runs.
         """
         if self.current is None:
             raise unavailable("the service is starting, or connects to NATS: try again soon")
         return self.current
 
     async def body(self, request: HttpRequest, names: Sequence[str]) -> bytes:
-        """The body of a request, which counts as its owner's already while it arrives.
+        """The body of a request; it counts towards its owner's bound already while it arrives.
 
         Raises:
             Busy: Too much arrives at a time.
@@ -74,14 +74,14 @@ class ServiceAccess:
         """The reply of the service to a request, as it would arrive over NATS.
 
         Args:
-            request: If its client goes away, the request is withdrawn.
+            request: Is withdrawn if its client hangs up.
             names: The plugin, or the tenant and the project.
             operation: What is asked for.
             data: The message.
             stream: Gets the events of a watch.
 
         Raises:
-            ClientGone: The client waits for the reply no more.
+            ClientGone: The client no longer waits for the reply.
             Problem: The service is not up.
             KeyloftError: The request is refused before it is carried out.
         """
@@ -115,7 +115,7 @@ class _Waiting:
         Raises:
             ClientGone: The client has hung up before.
         """
-        # Most replies arrive sooner: only a longer wait is worth a task that notices when the client hangs up.
+        # Only a long wait is worth a task that notices when the client hangs up; most replies arrive sooner.
         timer = asyncio.get_running_loop().call_later(limits.HTTP_PATIENCE_SECONDS, self._watch)
         try:
             return await self._replied
@@ -150,5 +150,5 @@ def refusal_of(reply: bytes) -> Problem:
     message = msgspec.json.decode(fields.pop("message"), type=str)
     del fields["success"]
     status = status_of(WIRE_ERRORS.get(code, KeyloftError))
-    # No Retry-After if the database failed: it may have carried out the request, and would then do so twice.
+    # No Retry-After if the database failed: the request may have been carried out, and would be carried out twice.
     return Problem(status, code, message, headers=RETRY if code == Busy.code else (), more=fields)

@@ -143,20 +143,20 @@ class _Sending:
         await self._request.send({"type": "http.response.body", "body": b""})
 
     async def _send(self, data: bytes) -> None:
-        # The second call returns once the client has read most of the first one's bytes.
+        # uvicorn's `send` waits before it writes: the second call returns once the client has read most of the first.
         async with asyncio.timeout(limits.HTTP_ANSWER_SECONDS):
             await self._request.send({"type": "http.response.body", "body": data, "more_body": True})
             await self._request.send({"type": "http.response.body", "body": b"", "more_body": True})
 
 
 def _text(one: StreamedEvent) -> bytes:
-    # Only the last event of a version has an id: a client that comes back with it misses no other one.
+    # Only the last event of a version has an id, so that a client that reconnects with it has missed none.
     return event_text("change", one.event.version if one.is_last else None, payloads.to_json(one.event))
 
 
 def _version(text: str, argument: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise InvalidArgument(f"{argument}: expected a version, a whole number, as events have it as their id")
+        raise InvalidArgument(f"{argument}: expected a version, a whole number, such as the id of an event")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events: how changes are written, as chunks of a body that all listeners share."""
+"""Server-sent events: writes changes as chunks of a response's body, the same bytes for all listeners."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -12,7 +12,7 @@ HEARTBEAT: Final = b"3\r\n:\n\n\r\n"
 
 
 def change_events(changes: Sequence[Change], version: int) -> Iterator[bytes]:
-    """The events of changes: mostly one; several if they are long, of which only the last has the id."""
+    """The events of changes: mostly one; if the changes are long, several, of which only the last has an id."""
     some: list[bytes] = []
     weight = 0
     for left, change in zip(range(len(changes) - 1, -1, -1), changes, strict=True):

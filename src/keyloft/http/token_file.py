@@ -32,7 +32,7 @@ def read_token_file(path: str) -> tuple[AccessToken, ...]:
 
 
 class ValidTokens:
-    """The valid tokens. Whether the file has changed is looked up when one is asked for, at most once a second."""
+    """The valid tokens. When a token is looked up, the file is read again if it has changed; once a second at most."""
 
     def __init__(
         self, fixed: tuple[AccessToken, ...] = (), file: str | None = None, now: Callable[[], float] = monotonic
@@ -58,8 +58,8 @@ class ValidTokens:
             self._tokens = (*fixed, *read_token_file(file))
 
     @property
-    def are_some(self) -> bool:
-        """Whether there is any: without one, there is no API. A file may get its first token later."""
+    def are_configured(self) -> bool:
+        """Whether tokens or a file of tokens are set, without which there is no API. A file may be empty at first."""
         return bool(self._fixed) or self._file is not None
 
     def find(self, given: str) -> AccessToken | None:
@@ -68,7 +68,7 @@ class ValidTokens:
         return matching(self._tokens, given)
 
     def is_valid(self, token: AccessToken) -> bool:
-        """Whether a token that was found before still is valid, with the same scopes."""
+        """Whether a token that was found earlier is still valid, with the same scopes."""
         self._refresh()
         for each in self._tokens:
             if each is token or (

@@ -1,7 +1,7 @@
 """Access tokens: who may do what over HTTP.
 
-A token is 256 random bits. The configuration holds its SHA-256, so that a file which leaks opens nothing. A slow hash,
-as for passwords, would add nothing: 2^256 tokens can't be tried, and each request would pay for it.
+A token is 256 random bits. The configuration holds its SHA-256, so that a leaked file is of no use. A slow hash, as for
+passwords, would add nothing: 2^256 tokens can't be tried, and each request would take longer.
 """
 
 import hashlib
@@ -41,9 +41,9 @@ class TokenScope(Struct, frozen=True):
     name: str | None
     """Of the store (None for the unnamed one), plugin or tenant; * for all."""
     start: bytes = b""
-    """In a store: the encoded key that it covers, with all keys below."""
+    """In a store: the encoded key that the scope covers, with all keys below it."""
     shows_values: bool = True
-    """False of `status:`, with which the admin page shows all but values, and the API `/v1/info` alone."""
+    """False for `status:`, with which the admin page shows everything but values, and the API only `/v1/info`."""
 
     @property
     def end(self) -> bytes:
@@ -82,7 +82,7 @@ def _encoded(prefix: str) -> bytes:
 
 
 def _scope_text(access: str, store: str | None, key: keys.TupleKey = ()) -> str:
-    """A scope that covers a key and those beside it, as the file of tokens has it."""
+    """A scope that covers a key and its siblings, as the file of tokens has it."""
     where = key_text.written(key[:-1] or key)
     return f"{access}:{'kv' if store is None else f'db/{store}'}{'/' if where else ''}{where}"
 
@@ -100,10 +100,10 @@ class AccessToken(Struct, frozen=True, eq=False):
         return self.expires is not None and datetime.now(UTC) >= self.expires
 
     def check_key(self, store: str | None, key: bytes, *, write: bool = False, status: bool = False) -> None:
-        """Refuse a key that is out of its scopes; with `status`, where no value is shown.
+        """Refuse a key that is out of the token's scopes; `status` if the answer shows no value.
 
         Raises:
-            NotPermitted: It is.
+            NotPermitted: The key is out of its scopes.
         """
         if self.is_admin:
             return
@@ -118,14 +118,14 @@ class AccessToken(Struct, frozen=True, eq=False):
                 return
         access = "write" if write else "status" if status else "read"
         parts = keys.decode(key)
-        # The key was sent by the caller, so that naming it tells nothing new.
+        # The message may name the key, because the caller has sent it.
         what = key_text.written(parts) or "all keys of this store"
         raise self._refusal(write, f"{what}: it needs a scope such as {_scope_text(access, store, parts)}")
 
     def check_range(
         self, store: str | None, start: bytes, end: bytes, *, write: bool = False, status: bool = False
     ) -> None:
-        """The same for a range of keys, `[start, end)`."""
+        """Refuse a range of keys, `[start, end)`, in the same way."""
         if self.is_admin:
             return
         for scope in self.scopes:
@@ -144,7 +144,7 @@ class AccessToken(Struct, frozen=True, eq=False):
         """Refuse a commit that names no key, unless the token may write somewhere in the store.
 
         Raises:
-            NotPermitted: It may not.
+            NotPermitted: The token may not write there.
         """
         if self.is_admin:
             return
@@ -160,7 +160,7 @@ class AccessToken(Struct, frozen=True, eq=False):
     def check_owner(
         self, area: Literal["plugin", "tenant"], name: str, *, write: bool = False, status: bool = False
     ) -> None:
-        """The same for all that belongs to a plugin or a tenant."""
+        """Refuse a plugin or tenant that is out of the token's scopes; `status` if the answer shows no value."""
         if self.is_admin:
             return
         for scope in self.scopes:
@@ -171,9 +171,9 @@ class AccessToken(Struct, frozen=True, eq=False):
         raise self._refusal(write, f"what belongs to the {area} {name}: it needs the scope {access}:{area}/{name}")
 
     def check_admin(self) -> None:
-        """Refuse what takes an admin token."""
+        """Refuse a token that is not an admin token."""
         if not self.is_admin:
-            raise NotPermitted(f"the token {self.name} may not do this: it takes an admin token")
+            raise NotPermitted(f"the token {self.name} may not do this: only an admin token may")
 
     def _refusal(self, write: bool, what: str) -> NotPermitted:
         return NotPermitted(f"the token {self.name} may not {'write' if write else 'read'} {what}")
@@ -230,7 +230,7 @@ def read_declared(declared: object) -> tuple[AccessToken, ...]:
 
 
 def new_token() -> str:
-    """A token that did not exist before."""
+    """A new random token."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
@@ -245,7 +245,7 @@ def admin_token(token: str, name: str = ADMIN) -> AccessToken:
 
 
 def matching(tokens: tuple[AccessToken, ...], given: str) -> AccessToken | None:
-    """The token that was given, if it is valid. The comparison takes the same time however much of it is right."""
+    """The valid token that was given, or None. The time this takes does not show how much of the text is right."""
     digest, found = digest_of(given), None
     for token in tokens:
         if hmac.compare_digest(token.digest, digest):

@@ -50,7 +50,7 @@ to_json: Final = msgspec.json.Encoder().encode
 
 
 def wire_entry(key: str, record: Record | None, *, with_value: bool = True) -> WireEntry:
-    """A stored record, or what stands for an absent one.
+    """A record as an entry of the API; where nothing is stored, an entry without a versionstamp.
 
     Raises:
         Undecodable: The record is damaged.
@@ -88,7 +88,7 @@ def _fill(entry: WireEntry, record: Record) -> None:
 
 
 def read_path_key(text: str) -> tuple[str, bytes]:
-    """The key in a path, as entries show it and encoded. The path is not decoded before: `a%2Fb` is one part.
+    """The key in a path: as text, as entries show it, and encoded. The path is not yet decoded: `a%2Fb` is one part.
 
     Raises:
         InvalidKey: It is not the text of a key, or URL parsers would change it.
@@ -101,10 +101,10 @@ def read_path_key(text: str) -> tuple[str, bytes]:
 
 
 def check_dots(path: str) -> None:
-    """Refuse segments of a path that browsers and proxies fold.
+    """Refuse the segments `.` and `..` of a path, which browsers and proxies resolve.
 
     Raises:
-        InvalidKey: There is one.
+        InvalidKey: The path has one.
     """
     if _DOTS.search(path):
         raise InvalidKey(

@@ -1,4 +1,4 @@
-"""The HTTP server of a service: its tokens, its certificate, where it listens, and why it does not."""
+"""The HTTP server of a service: its tokens, its certificate, and where it listens, or why it does not listen."""
 
 import errno
 import logging
@@ -31,12 +31,12 @@ class HttpService(AsyncClosing):
 
         Args:
             config: The settings.
-            monitoring: What the pages without a token show.
+            monitoring: Makes the answers that need no token: metrics and health.
             service: What the admin page shows.
             meters: Count requests and connections.
 
         Raises:
-            InvalidArgument: One of them can't be read.
+            InvalidArgument: The tokens or the certificate can't be read.
         """
         self._config = config
         self.made_token: str | None = None
@@ -68,7 +68,7 @@ class HttpService(AsyncClosing):
     @property
     def has_api(self) -> bool:
         """Whether there is more than metrics and health."""
-        return self._tokens.are_some
+        return self._tokens.are_configured
 
     @property
     def has_page(self) -> bool:
@@ -76,7 +76,7 @@ class HttpService(AsyncClosing):
         return self.has_api and self._context.service is not None
 
     async def start(self) -> None:
-        """Listen. An address that can't be listened on is logged, and the service goes on without."""
+        """Listen. If that is not possible, log why, and let the service run without HTTP."""
         address = self._config.http_address()
         if address is None:
             return
@@ -103,7 +103,7 @@ class HttpService(AsyncClosing):
         self._context.opened(engine)
 
     def serving(self, plugins: DatabaseService | None, semantic: SemanticService | None) -> None:
-        """The services that requests are handed to from now on; None while there are none."""
+        """Hand requests to these services from now on; None while they don't run."""
         self._context.plugins.current = plugins
         self._context.semantic.current = semantic
 
@@ -131,7 +131,7 @@ def _tls(config: Config) -> ssl.SSLContext | None:
             raise InvalidArgument(
                 f"--http-cert: {config.http_cert} has no private key; name it with --http-key"
             ) from None
-        # The message of an SSLError names its place in OpenSSL alone.
+        # The message of an SSLError only names a place in OpenSSL.
         raise InvalidArgument(
             f"--http-cert, --http-key: they are not a certificate and its private key in PEM, or can't be read: "
             f"{error.strerror or type(error).__name__}"

@@ -1,4 +1,4 @@
-"""The admin page as a whole: its routes, and the checks that come before all of its views."""
+"""The admin page as a whole: its routes, and the checks before all of its views."""
 
 import asyncio
 import logging
@@ -79,10 +79,10 @@ class AdminPage:
     # Requests
 
     def check(self, request: HttpRequest) -> None:
-        """Refuse requests to another name, or that a page of another site sends.
+        """Refuse a request to another host name, or from a page of another site.
 
         Raises:
-            Problem: It is refused.
+            Problem: The request is refused.
         """
         self._context.origins.check(request.scope)
         sender = request.header(b"sec-fetch-site")

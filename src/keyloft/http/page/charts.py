@@ -13,7 +13,7 @@ _EDGE: Final = 3
 
 
 def chart(lines: Sequence[Sequence[float | None]], label: str) -> Markup:
-    """A chart of some lines over the same time, which ends now; a place without a figure is left out.
+    """A chart of some lines over the same time, which ends now; a point without a figure is left out.
 
     Args:
         lines: The figures of each line, oldest first, one for each reading.

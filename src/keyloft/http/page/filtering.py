@@ -16,7 +16,7 @@ async def fitting(rows: AsyncIterator[T], fits: Callable[[T], bool]) -> tuple[li
         fits: Whether the filter lets one through.
 
     Returns:
-        Those that fit, and the last row that was read; None if it was the last of all.
+        The rows that fit; and the last row that was read, or None if there are no more rows.
     """
     found: list[T] = []
     read, last = 0, None

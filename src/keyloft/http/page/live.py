@@ -1,4 +1,4 @@
-"""Updates open pages: all that show the same view share one rendering, and get it when it has changed."""
+"""Updates open pages when what they show has changed; pages that show the same view share one rendering."""
 
 import asyncio
 import logging
@@ -25,10 +25,10 @@ Rendering: TypeAlias = Callable[[str, PageSession], Awaitable[bytes]]
 """Makes the live part of the view at an address, as a session may see it."""
 
 _TIMES: Final = re.compile(rb"(<time [^>]*>)[^<]*")
-"""Relative times, which each page keeps up by itself."""
+"""Relative times, which the script of each page keeps current."""
 
 ENDED: Final = as_chunk(b"event: ended\ndata: {}\n\n")
-"""The session has ended: the page is to say so, and not to come back."""
+"""The session has ended: the page says so, and does not reconnect."""
 
 
 class _OpenPage:
@@ -152,7 +152,7 @@ class LiveViews:
             await asyncio.sleep(max(0.0, began + limits.PAGE_LIVE_SECONDS - loop.time()))
 
     async def _state(self) -> object:
-        """What changes whenever a view may: the version counter, or the number of readings."""
+        """A value that changes whenever a view may have changed: the version counter, or the number of readings."""
         version = None
         if self._context.engine is not None:
             try:

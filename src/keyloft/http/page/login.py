@@ -24,11 +24,11 @@ _WRONG: Final = (
 
 _FORM_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
 _PATH: Final = re.compile(rf"{HOME}(/[a-z-]+)*", re.ASCII)
-"""As paths of views are: without dots and percent signs, which browsers read as steps upwards."""
+"""A path of a view. It has no dots or percent signs, with which a browser could leave the page."""
 
 
 class PageLogin:
-    """Handlers of those paths that need no session."""
+    """Handlers of the paths that need no session."""
 
     def __init__(self, context: HttpContext, sessions: SessionTable, renderer: PageRenderer) -> None:
         self._context = context
@@ -36,21 +36,21 @@ class PageLogin:
         self._renderer = renderer
 
     async def start(self, request: HttpRequest) -> HttpReply:
-        """The address that a service prints: with a token, it logs in, and leaves the token out of the next address."""
+        """The address that a service prints: logs in with its token, then redirects to an address without the token."""
         token, code = request.one("token"), request.one("code")
         is_foreign = request.header(b"sec-fetch-site") not in (None, "same-origin", "none")
         if is_foreign or request.method == "HEAD":
-            return redirect(HOME)  # neither a link of another site or port nor a look at a link logs anyone in
+            return redirect(HOME)  # a link on another site or port, or a preview of a link, must not log anyone in
         if code is not None and (found := self._sessions.take_code(code)) is not None:
             return self._logged_in(request, found, HOME)
         if token is None:
             return redirect(HOME)
         if (known := await self._known(request, token)) is None:
-            return redirect(url("/login", wrong="token"))  # a token, even a wrong one, stays in no address
+            return redirect(url("/login", wrong="token"))  # no address may keep a token, even a wrong one
         return self._logged_in(request, known, HOME)
 
     async def new_code(self, request: HttpRequest) -> HttpReply:
-        """An address that logs in once, for one who has a token."""
+        """An address that logs in once, for a client that has a token."""
         return HttpReply(to_json({"path": f"/?code={self._sessions.new_code(request.token)}"}))
 
     async def form(self, request: HttpRequest) -> HttpReply:
@@ -77,7 +77,7 @@ class PageLogin:
         return redirect(url("/login"), _cookie(visit.request, "session", "", 0))
 
     async def _known(self, request: HttpRequest, token: str) -> AccessToken | None:
-        """The token, if it is valid; else None, after the pause that guesses have to wait."""
+        """The token, if it is valid; else None, after the pause that slows guessing down."""
         found = self._context.tokens.find(token)
         if found is None:
             client = request.scope["client"]
@@ -98,14 +98,14 @@ class PageLogin:
 
 
 def login_address(request: HttpRequest) -> str:
-    """Where one logs in who is not logged in, to come back afterwards."""
+    """The address of the log-in form, which then leads back to the page that was asked for."""
     query = request.scope["query_string"].decode("ascii")
     path = request.scope["path"]
     return url("/login", next=f"{path}?{query}" if query else path) if request.method != "POST" else url("/login")
 
 
 def cookie_of(request: HttpRequest, name: str) -> str:
-    """A cookie of the page; empty if there is none, or if they can't be read or are in several headers."""
+    """A cookie of the page; empty if it is missing, or if the cookies can't be read or are in several headers."""
     try:
         given = SimpleCookie(request.header(b"cookie") or "").get(_cookie_name(request, name))
     except (CookieError, Problem):
@@ -114,7 +114,7 @@ def cookie_of(request: HttpRequest, name: str) -> str:
 
 
 def _cookie(request: HttpRequest, name: str, value: str, seconds: int | None = None) -> tuple[bytes, bytes]:
-    # For the page alone: requests of the API never carry it.
+    # Its path is the page's, so that requests to the API never carry it.
     parts = [f"{_cookie_name(request, name)}={value}", f"Path={HOME}", "HttpOnly", "SameSite=Strict"]
     if request.scope["scheme"] == "https":
         parts.append("Secure")

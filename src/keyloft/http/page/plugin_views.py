@@ -107,7 +107,7 @@ class PluginViews:
         return PageView(template="plugin_entry.html", values=values, status=status, is_live=not with_value)
 
     async def _names(self, visit: Visit, begins: str, after: str) -> list[str]:
-        """The names for one page, one more than it has rows: of plugins that store something, or sent a request."""
+        """The names of plugins that store something, or sent a request; for one page, and one more."""
         if not visit.token.is_admin:
             own = {str(scope.name) for scope in visit.token.scopes if scope.area == "plugin"}
             if ANY not in own:
@@ -142,7 +142,7 @@ async def stored_plugins(engine: Engine, begins: str, after: str, limit: int) ->
         limit: How many to return at most.
     """
     names: list[str] = []
-    # No name has a character as low as this: it sorts behind all keys of a plugin, and before the next plugin.
+    # No name has a character as low as \x01: a name with it sorts after all keys of a plugin, and before the next one.
     place, rows = ((f"{after}\x01", "") if after >= begins and after else (begins, "")), 1
     while len(names) < limit:
         [found] = await engine.read(Usage(place, rows))
@@ -150,7 +150,7 @@ async def stored_plugins(engine: Engine, begins: str, after: str, limit: int) ->
         names += met
         if found.end is None or len(met) < len(found.used):
             break
-        # More at a time while most rows are of a plugin of their own, few where one plugin has many.
+        # More rows at a time while most are of different plugins, fewer where one plugin has many.
         rows = min(limits.USAGE_ROWS, 2 * rows) if 2 * len(met) >= rows else max(1, rows // 8)
         place = (f"{found.end[0]}\x01", "")
     return names[:limit]

@@ -43,7 +43,7 @@ class DeadLetterRow(Struct, frozen=True, kw_only=True):
 
 
 class FlagRow(Struct, frozen=True, kw_only=True):
-    """A flag in the list. Whether a switch is on is what it is for; any other value is hidden."""
+    """A flag in the list. It shows whether a switch is on; any other value is hidden."""
 
     name: str
     is_on: bool | None
@@ -75,7 +75,7 @@ class ProjectViews:
         if visit.token.is_admin or visit.may("tenant", ANY, status=True):
             found = await stored_projects(engine, tenant, after, limits.PAGE_ROWS + 1)
         else:
-            # In the order of rows, where a-b/ comes before a/: pages go on in it.
+            # In the order of the rows, where a-b/ comes before a/, because the next page continues in that order.
             own = sorted({f"{scope.name}/" for scope in visit.token.scopes if scope.area == "tenant"})
             each = [await stored_projects(engine, begins, after, limits.PAGE_ROWS + 1) for begins in own]
             found = [project for projects in each for project in projects if project.tenant.startswith(tenant)]
@@ -219,7 +219,7 @@ async def stored_projects(engine: Engine, begins: str, after: str, limit: int) -
         limit: How many to return at most.
     """
     found: list[Project] = []
-    # In the order of bytes, the character after a slash is 0: it sorts behind all rows of a project.
+    # In the order of bytes, 0 comes after the slash: `acme/web0` sorts after all rows of the project acme/web.
     low = f"{after}0".encode() if after else b""
     low, high = max(low, begins.encode()), begins.encode() + b"\xff"
     while len(found) < limit and low < high:

@@ -31,7 +31,7 @@ SAFE_HEADERS: Final[Headers] = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"x-frame-options", b"DENY"),
 )
-"""Of every answer of the page."""
+"""Headers of every answer of the page."""
 
 
 class StaticFile(HttpReply, frozen=True):
@@ -61,7 +61,7 @@ def _static_url(name: str) -> str:
 
 @cache
 def _templates() -> Environment:
-    """The templates, all of them compiled: that takes 10 ms for one, which no request is to wait for."""
+    """The templates, all of them compiled now: compiling takes milliseconds, for which no request should wait."""
     made = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
         autoescape=True,
@@ -94,7 +94,7 @@ class PageRenderer:
         """A static file.
 
         Raises:
-            Problem: There is none of this name.
+            Problem: No file has this name.
         """
         body = _files().get(name)
         if body is None:
@@ -102,7 +102,7 @@ class PageRenderer:
         return StaticFile(body, content_type=_TYPES[Path(name).suffix])
 
     def page(self, view: PageView, visit: Visit | None, headers: Headers = ()) -> HttpReply:
-        """A whole page; without a visit, for one who is not logged in."""
+        """A whole page; without a visit, for a person who is not logged in."""
         around: dict[str, Any] = {
             "layout": "base.html",
             "visit": visit,

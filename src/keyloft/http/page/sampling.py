@@ -86,7 +86,7 @@ class RateSampler:
         self._owners.append((now, {name: requests_of(service.meters, name) for name in service.meters.owners}))
         self.readings += 1
 
-    # What they show
+    # What the readings show
 
     def plugin_rate(self, plugin: str) -> float | None:
         """How many requests a plugin sent a second, over the last minute."""

@@ -1,4 +1,4 @@
-"""What the admin page shows of the service that it belongs to."""
+"""The parts of the service that the admin page shows: counters, usage, settings, connection to NATS."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -53,7 +53,7 @@ class ServiceParts:
         tenants: The counters of the semantic service.
         usage: What plugins store, and their quotas.
         signals: The counters and alerts of the semantic store.
-        nats: Tells how the connection to NATS is.
+        nats: Returns the state of the connection to NATS.
         settings: As the service was started with.
         database_file: The file of the database, if it is one.
         is_read_only: Whether the page changes nothing, whatever a token may do.

@@ -20,9 +20,9 @@ class PageSession:
     def __init__(self, token: AccessToken, now: float) -> None:
         self.token = token
         self.form_token = secrets.token_urlsafe(32)
-        """What each form of this session carries: a page of another site can't know it."""
+        """A secret that each form of this session carries, and that a page of another site can't know."""
         self.notice = ""
-        """What was done, for the next page to say once."""
+        """A message about what was done, which the next page shows once."""
         self.began = self.seen = now
 
     def take_notice(self) -> str:
@@ -34,7 +34,7 @@ class PageSession:
 
 
 class SessionTable:
-    """All sessions, a bounded number of them, in the order of their last requests. They end with the service."""
+    """A bounded number of sessions, in the order of their last requests. They end with the service."""
 
     def __init__(self, tokens: ValidTokens, now: Callable[[], float] = monotonic) -> None:
         self._tokens = tokens
@@ -87,5 +87,5 @@ class SessionTable:
 
 
 def _digest(name: str) -> bytes:
-    """Sessions are found by a hash of their ids: how long a search takes tells nothing of an id."""
+    """The hash by which a session is found, so that the time of a search tells nothing about its id."""
     return hashlib.sha256(name.encode("utf-8", "replace")).digest()

@@ -33,7 +33,7 @@ class TreeRow(Struct, frozen=True, kw_only=True):
 
 
 class KeySearch(Struct, frozen=True):
-    """Which keys a search shows: those below a prefix, of which the next part may begin with a text."""
+    """Which keys a search shows: those below a prefix, perhaps only those whose next part begins with a text."""
 
     text: str
     prefix: TupleKey
@@ -172,7 +172,7 @@ def _may_show(visit: Visit, store: str | None, key: bytes) -> bool:
 
 
 def _starts(visit: Visit, store: str | None) -> list[str]:
-    """The prefixes that the token may read, for one who may not read all."""
+    """The prefixes that the token may read, if it may not read everything."""
     return [
         key_text.written(keys.decode(scope.start))
         for scope in visit.token.scopes

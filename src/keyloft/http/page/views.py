@@ -1,4 +1,4 @@
-"""What a view of the admin page is given, and what it returns: a visit, a template, a route."""
+"""What all views of the admin page share: the visit that they get, the page view that they return, their routes."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, TypeAlias
@@ -25,7 +25,7 @@ class PageView(Struct, frozen=True, kw_only=True):
     values: Mapping[str, Any]
     status: int = 200
     is_live: bool = False
-    """Whether the open page is updated. What a form carries, or a value that was asked for, is never part of that."""
+    """Whether the open page is updated. Updates have neither forms nor values that were asked for."""
 
 
 class Visit:
@@ -58,10 +58,10 @@ class Visit:
         return self.request.one(name) or ""
 
     def needed(self, name: str) -> str:
-        """A parameter that a view can't do without.
+        """A parameter that the view needs.
 
         Raises:
-            InvalidArgument: It is left out.
+            InvalidArgument: The parameter is missing.
         """
         if not (text := self.text(name)):
             raise InvalidArgument(f"{name}: this parameter is missing; follow a link of the page instead")
@@ -75,7 +75,7 @@ class Visit:
         """Refuse a change where the page is read-only.
 
         Raises:
-            NotPermitted: It is.
+            NotPermitted: The page is read-only.
         """
         if self._is_read_only:
             raise NotPermitted("this page is read-only: the service was started with --http-page read-only")
@@ -138,7 +138,7 @@ class PageRoute(Struct, frozen=True, kw_only=True):
     path: str
     handlers: Mapping[str, PageHandler]
     is_change: bool = False
-    """Whether its POST changes something, which a read-only page refuses. To show a value is no change."""
+    """Whether its POST changes something, which a read-only page refuses. Showing a value is not a change."""
 
 
 def url(view: str, /, **parameters: object) -> str:

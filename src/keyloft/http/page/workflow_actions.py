@@ -1,4 +1,4 @@
-"""What a person can change on the admin page: flags, locks and dead letters; each after a page that asks once more."""
+"""What a person can change on the admin page: flags, locks and dead letters; a page asks for confirmation first."""
 
 import re
 import uuid
@@ -118,7 +118,7 @@ class WorkflowActions:
         try:
             await keeper.release(key, fence, writer=visit.writer, request_id=uuid.uuid4().hex)
         except StaleFence:
-            raise Problem(412, StaleFence.code, f"{path} is no longer held under the fence {fence}") from None
+            raise Problem(412, StaleFence.code, f"{path} is no longer held with the fence {fence}") from None
         visit.record(f"release lock with fence {fence}", key)
         return _done(visit, project, "/project/locks", f"The lock {path} is free.")
 
