@@ -191,8 +191,11 @@ class TestPlugin:
             (("incr", "values", "k", "x"), "'BY': expected a whole number, as in 10"),
             (("set", "values", "k", "1", "--expected-version", "1.5"), "'--expected-version': expected a whole number"),
             (("list", "values", "--limit", "many"), "'--limit': expected a whole number, as in 10"),
-            (("set", "values", "k", "1", "--if-absent", "--expected-version", "0"), "give one of them"),
-            (("set", "values", "k", "1", "--keep-ttl", "--ttl", "5"), "--keep-ttl and --ttl contradict each other"),
+            (("set", "values", "k", "1", "--if-absent", "--expected-version", "0"), "expected one of them, got both"),
+            (
+                ("set", "values", "k", "1", "--keep-ttl", "--ttl", "5"),
+                "--keep-ttl, --ttl: expected one of them, got both",
+            ),
             (("delete-many", "values"), "KEY, --prefix: expected one of them"),
             (("delete-many", "values", "k", "--prefix", "k"), "KEY, --prefix: expected one of them"),
             (("watch", "values", "k", "--prefix", "k"), "KEY, --prefix: expected one of them, got both"),
@@ -403,7 +406,7 @@ class TestNatsConfig:
             ),
             (("--plugin", "a", "--output", "nodir/x"), "nodir/x can't be written: the folder nodir does not exist\n"),
             (("--plugin", "a", "--replace"), "--replace needs --output"),
-            (("--plugin", "a", "--prefixes", "x.>"), "--prefixes: a prefix is"),
+            (("--plugin", "a", "--prefixes", "x.>"), "--prefixes: expected a prefix such as db.kv"),
         ],
     )
     def test_a_wrong_call_is_explained(self, run: Keyloft, flags: tuple[str, ...], message: str) -> None:

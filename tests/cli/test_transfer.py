@@ -453,7 +453,7 @@ def test_an_import_that_was_stopped_goes_on(
     assert run("export")[1].encode().splitlines()[1:-1] == file.read_bytes().splitlines()[1:-1]
 
 
-STOPPED = "Stopped. What is stored stays stored; the same command goes on from there."
+STOPPED = "Stopped. What is stored stays stored; the same command continues from there."
 
 
 async def until(url: str, entries: int) -> None:

@@ -112,7 +112,7 @@ def test_a_list_in_the_file_can_be_an_array(tmp_path: Path) -> None:
         ("http", "localhost:70000", "--http: expected HOST:PORT"),
         ("prefixes", ",", "--prefixes: expected list of length >= 1"),
         ("prefixes", "a,a.b", "--prefixes: the prefix 'a.b' is inside 'a'"),
-        ("prefixes", "a.*", "--prefixes: a prefix is"),
+        ("prefixes", "a.*", "--prefixes: expected a prefix such as db.kv"),
         ("nats", "http://x", "--nats: expected an address like nats://"),
         ("nats_creds", "no-such-file", "--nats-creds: the file no-such-file does not exist"),
         ("nats_password", "secret", "--nats-password needs --nats-user"),

@@ -88,7 +88,7 @@ async def test_a_member_that_tells_no_store_is_a_warning(caplog: pytest.LogCaptu
     async with private_server() as server, AsyncExitStack() as stack:
         await served_by(stack, server.url, store=None)
         await check(server.url)
-    assert "does not tell its store" in caplog.text
+    assert "does not say which store it serves" in caplog.text
 
 
 # As processes

@@ -374,7 +374,7 @@ def test_what_does_not_fit_together_is_refused(topology: dict[str, Any], reason:
 
 def test_a_password_that_is_sent_is_no_hash_and_is_quoted() -> None:
     hub = Topology(leaf_of=["127.0.0.1:7422"], leaf_name="edge")
-    with pytest.raises(InvalidArgument, match="password of LEAF-edge must be plain"):
+    with pytest.raises(InvalidArgument, match="passwords: expected a plain password for LEAF-edge"):
         isolate(["trivia"], topology=hub, passwords={"LEAF-edge": "$2a$11$xyz"})
     made = isolate(["trivia"], topology=hub, passwords={"LEAF-edge": "a@b/c:d#e"})
     assert "nats-leaf://LEAF-edge:a%40b%2Fc%3Ad%23e@127.0.0.1:7422" in made.text

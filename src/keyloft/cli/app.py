@@ -1,4 +1,4 @@
-"""All commands, put together: what each is called, how it ends, and what a mistyped name or option may have meant."""
+"""Puts all commands together: their names, their exit codes, and suggestions for a mistyped name or option."""
 
 import functools
 import inspect
@@ -43,7 +43,7 @@ _ARGUMENT: Final = re.compile(
     r'\bexisting="(keep|replace)"|\b(replace|resume)=True|\b(database|prefix|plugin|project|name)=(?=\W)'
 )
 _NEAR: Final = 0.8
-"""How similar an option before its command is to one of the command: less is likely to be another mistake."""
+"""How similar a misplaced option must be to one of the command; below that, it is likely to be another mistake."""
 _NEGATIVE: Final = re.compile(r"^-[0-9.].*", re.DOTALL)
 
 
@@ -59,7 +59,7 @@ class Command(typer.core.TyperCommand):
 
 
 class Group(typer.core.TyperGroup):
-    """A group of commands that suggests one for a mistyped name, and knows options that stand before their command."""
+    """A group of commands that suggests a command for a mistyped name, and the right place for an option before it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
@@ -91,7 +91,7 @@ class Group(typer.core.TyperGroup):
 
 @contextmanager
 def _suggestion(mistyped: str = "", known: Iterable[str] = ()) -> Iterator[None]:
-    """Add to a usage error what was meant, in the same words whichever version of Typer raised it."""
+    """Add what was meant to a usage error, in the same words with every version of Typer."""
     try:
         yield
     except Exception as raised:
@@ -109,7 +109,7 @@ def _with_options(message: str) -> str:
 
 
 def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
-    """A function as Typer takes it: with all its options; it prints what goes wrong, and ends with an exit code."""
+    """A command as Typer takes it, with all its options: prints errors, and ends with an exit code."""
 
     @functools.wraps(work)
     def run(**given: Any) -> None:
@@ -121,7 +121,7 @@ def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             code = 130
         except BrokenPipeError:
-            # The reader has closed the pipe, which is no error: Python would report it at the end.
+            # That a reader closes the pipe is not an error, but Python would report it when it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
         except CommandFailed as error:
@@ -197,4 +197,4 @@ def about(
 
 
 all_commands: Final = typer.main.get_command(app)
-"""All of it, made once. Each call of `app` would make it again, which takes longer than most commands do."""
+"""The whole command line, made once: each call of `app` would make it again, and take longer than most commands."""

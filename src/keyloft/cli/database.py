@@ -28,10 +28,10 @@ class NamedDatabase(Settings, frozen=True, kw_only=True):
         return DatabaseUrl.parse(self.config().database).shown
 
     def url(self, *, make: bool = False) -> str:
-        """Its path or URL; unless a command makes it, its file must exist.
+        """Its path or URL. The file must exist, unless the command may make it.
 
         Raises:
-            CannotOpen: There is no such file.
+            CannotOpen: The file does not exist.
         """
         url = self.config().database
         file = DatabaseUrl.parse(url).file
@@ -55,7 +55,7 @@ class NamedDatabase(Settings, frozen=True, kw_only=True):
 
         async def working() -> T:
             if not make and DatabaseUrl.parse(url).http is None:
-                # Opening a store makes its tables, also in a database that a wrong URL names.
+                # Opening a store would make tables, even in a database that was named by mistake.
                 async with opened(url):
                     pass
             async with keyloft.open(
@@ -63,7 +63,7 @@ class NamedDatabase(Settings, frozen=True, kw_only=True):
                 name=self.store_name,
                 max_value_bytes=limits.LARGEST_VALUE_BYTES,
                 sweep_every=None,
-                # A write may trim the change log, and must keep what the service keeps.
+                # A write may trim the change log, and must leave as much as the service would.
                 history_seconds=kept.history_seconds,
                 history_mib=kept.history_mib,
             ) as kv:
@@ -90,7 +90,7 @@ class TupleDatabase(NamedDatabase, frozen=True, kw_only=True):
 
 
 def run_quietly(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` in an event loop, to its end, without logging: what concerns the user is raised."""
+    """Run `work` in an event loop, to its end, without logging: errors that concern the user are raised."""
     logging.getLogger("keyloft").addHandler(logging.NullHandler())
     return asyncio.run(work)
 

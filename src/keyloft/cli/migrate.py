@@ -41,7 +41,7 @@ def migrate(
         return
     if goes_back and not yes:
         lost = f"Going back deletes what the earlier schema can't hold, in {database.shown}."
-        confirm(f"{lost} Is all stopped that uses it, and a copy made?")
+        confirm(f"{lost} Has everything that uses it been stopped, and a copy been made?")
     if goes_back:
         migrations.downgrade(url, revision, drop=drop)
         remark(f"{database.shown} went back ({revision})")

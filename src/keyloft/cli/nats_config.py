@@ -12,7 +12,7 @@ from keyloft.errors import InvalidArgument
 
 
 class Subjects(Settings, frozen=True, kw_only=True):
-    """What the subjects of the services begin with."""
+    """The beginnings of the services' subjects."""
 
     names = ("prefixes", "semantic_prefix")
 
@@ -105,7 +105,7 @@ def nats_config(
         remark(f"No longer in it, because not named again: {', '.join(sorted(gone))}.")
     file = output or "FILE"
     sys.stdout.flush()
-    # A server that listens everywhere is reached under no such address from other machines.
+    # Other machines can't reach a server at 0.0.0.0, on which it listens for all of them.
     address = re.sub(r"^(0\.0\.0\.0|\[::\]):", "THIS-HOST:", listen)
     serve = f"KEYLOFT_NATS_USER={made.service.name} KEYLOFT_NATS_PASSWORD=… keyloft serve --nats nats://{address}"
     remark(f"""\

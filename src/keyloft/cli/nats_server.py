@@ -1,4 +1,4 @@
-"""Connects a command to a service over NATS, and tells at once if no server listens."""
+"""Connects a command to a service over NATS; fails at once if no server listens."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -50,11 +50,11 @@ def over_nats(
 def check_timeout(seconds: float) -> None:
     """Refuse a --timeout that is out of range."""
     if not 0 < seconds <= 3600:
-        raise InvalidArgument("--timeout: a number of seconds above 0, and 3600 at most")
+        raise InvalidArgument("--timeout: expected a number of seconds above 0, at most 3600")
 
 
 def _inbox(login: "Login", addresses: list[str]) -> dict[str, Any]:
-    """ADMIN receives replies in another inbox than a plugin or a tenant does."""
+    """The option for the inbox of a login: ADMIN receives replies in another inbox than plugins and tenants."""
     from keyloft.server.isolation import ADMIN
 
     users = {login.user, *[urlsplit(address).username for address in addresses]}

@@ -16,7 +16,7 @@ from keyloft.core.addresses import shown
 from keyloft.server.config import Config
 
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that a service listens on, and where it is reached on this machine."""
+"""Addresses that stand for all of a machine's, and the address at which such a service is reached on this machine."""
 
 
 class PageSettings(Settings, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class PageSettings(Settings, frozen=True, kw_only=True):
 
 
 def open_(*, settings: PageSettings) -> None:
-    """Open the admin page of a running service in a browser; where there is none, print the link.
+    """Open the admin page of a running service in a browser; without a browser, print the link.
 
     With the token of KEYLOFT_HTTP_TOKEN, you are logged in by a code that is valid once, for a minute. Without it, the
     page asks for a token: the one that the service printed at its start, or one that `keyloft token new` made.
@@ -45,7 +45,7 @@ def open_(*, settings: PageSettings) -> None:
 def _base(config: Config) -> str:
     address = config.http_address()
     if address is None:
-        raise CommandFailed("--http is off, so that there is no page")
+        raise CommandFailed("--http is off, so there is no page")
     host, port = address
     return shown(_EVERYWHERE.get(host, host), port, "http" if config.http_cert is None else "https")
 

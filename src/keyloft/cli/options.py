@@ -1,10 +1,10 @@
 """Options that several commands have: the settings of the service, the form of the output, and whether to ask.
 
-A parameter of a command whose type is a kind of `Options` stands for all fields of that type:
+A command may have a parameter whose type is a subclass of `Options`: it stands for all fields of that class.
 
     def count(prefix: TuplePrefixArgument = "", *, section: Section, out: Output, database: NamedDatabase) -> None:
 
-has the options --start, --end, --json, --config and --database.
+The command `count` thus has the options --start, --end, --json, --config and --database.
 """
 
 import inspect
@@ -156,7 +156,7 @@ def parameters(command: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 
 
 def as_typed(message: str, declared: Iterable[inspect.Parameter]) -> str:
-    """A message whose leading argument name is replaced by what the user types: --limit, VALUE."""
+    """A message whose leading argument name is replaced by what the user typed: --limit, VALUE."""
     # As in `semantics.ttl_seconds: …`, which is --ttl; `keyloft plugin` begins with the code of the error.
     found = re.match(r"([A-Z_]+: )?(?:semantics\.)?(([a-z]+)\w*)(?=[:\[])", message)
     found = found or re.match(r"()((plugin)_name|plugin)(?= must )", message)

@@ -64,7 +64,7 @@ class PluginService(Settings, frozen=True, kw_only=True):
         try:
             return over_nats(settings, self.timeout, connect, request)
         except KeyloftError as error:
-            # Scripts go by the code, which is the same whether the client or the service refused the request.
+            # Scripts rely on the code, which is the same whether the client or the service refused the request.
             fail(f"{error.code}: {error}")
 
 
@@ -127,9 +127,9 @@ def set_(
     content = given_value(value, is_text=text)
     _check_ttl(ttl)
     if if_absent and expected_version is not None:
-        raise InvalidArgument("--if-absent and --expected-version are two conditions: give one of them")
+        raise InvalidArgument("--if-absent, --expected-version: expected one of them, got both")
     if keep_ttl and ttl is not None:
-        raise InvalidArgument("--keep-ttl and --ttl contradict each other: give one of them")
+        raise InvalidArgument("--keep-ttl, --ttl: expected one of them, got both")
     condition: dict[str, Any] = {"if_absent": if_absent, "expected_version": expected_version}
     service.ask(plugin, lambda client: client.kv.set(key, content, ttl=ttl, keep_ttl=keep_ttl, **condition))
     out.show(content)
@@ -282,7 +282,7 @@ def watch(
 
 
 async def say_events(changes: "RemoteWatch", out: Output, most: int) -> None:
-    """Print this many events of a watch, one line each."""
+    """Print at most this many events of a watch, one line each."""
     while most:
         event = await anext(changes)
         fields = {"key": event.key, "version": event.version, "deleted": event.deleted}
@@ -293,7 +293,7 @@ async def say_events(changes: "RemoteWatch", out: Output, most: int) -> None:
 
 
 def purge(plugin: PluginArgument, *, yes: Yes = False, out: Output, service: PluginService) -> None:
-    """Remove all that a plugin stores, and print how many keys there were; says how many before, and asks.
+    """Remove all that a plugin stores, and print how many keys there were; asks first, with their number.
 
     Example: keyloft plugin purge trivia
     """
@@ -314,7 +314,7 @@ def import_json(
 ) -> None:
     """Store what a plugin kept in a JSON file, and print how many keys were stored.
 
-    Keys that are there already are left as they are, so a second try goes on where a first one ended.
+    Keys that are there already are left as they are, so a second run continues where the first one ended.
 
     Example: keyloft plugin import-json trivia trivia_data.json
     """

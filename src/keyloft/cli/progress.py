@@ -1,4 +1,4 @@
-"""Shows how far long work is, at a terminal."""
+"""Shows the progress of long work, at a terminal."""
 
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def with_progress(work: Callable[..., Coroutine[Any, Any, T]], *given: Any, is_shown: bool = True, **options: Any) -> T:
-    """Run a function of `keyloft.admin`, and show at a terminal how far it is."""
+    """Run a function of `keyloft.admin`, and show its progress at a terminal."""
     with _shown() if is_shown and is_for_people(sys.stderr) else nullcontext() as progress:
         return run_quietly(work(*given, **options, progress=progress))
 
@@ -41,7 +41,7 @@ def _shown() -> Iterator[Progress]:
             if bars.tasks[-1].description != stage:
                 bars.remove_task(task)
                 task = bars.add_task(stage, total=total, count="")
-            # A total that is known only at the end is no reason for a bar.
+            # A total that becomes known only at the end does not make the bar useful.
             known = None if bars.tasks[-1].total is None and total == done else total
             count = (f"{done:,}" if done else "") if known is None else f"{done:,} of {int(known):,}"
             bars.update(task, completed=done, total=known, count=count)

@@ -58,7 +58,7 @@ class WriteOptions(Options, frozen=True, kw_only=True):
 
 
 def get(key: EntryKeyArgument, *, out: Output, store: SemanticAccess) -> None:
-    """Print an entry with all that it says of itself; exit code 1 if there is none.
+    """Print an entry with its version, writer, purpose and lifetime; exit code 1 if there is none.
 
     Example: keyloft semantic get tenant/acme/project/web/docs/onedrive/delta
     """

@@ -18,15 +18,15 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
 def serve(*, settings: ServiceSettings) -> NoReturn:
     """Run the storage services for plugins and workflows, until Ctrl-C or SIGTERM.
 
-    A setting comes from its flag, else from the environment, else from the file of --config, else it has its default.
-    In that file --log-level is called log_level.
+    A setting is taken from its flag, else from the environment, else from the file of --config; else it has its
+    default. In that file --log-level is called log_level.
 
     Example: keyloft serve --database app.db
     """
     check_service(settings.config())
-    # The service becomes this process, so that it does not carry what only a command line needs.
+    # This process is replaced by the service, so that the modules of the command line take no memory in it.
     sys.stdout.flush()
-    # A signal that arrives in between waits until the service handles it.
+    # A signal that arrives meanwhile waits until the service can handle it.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     warnings = [f"-W{option}" for option in sys.warnoptions]
     os.execv(sys.executable, [sys.executable, *warnings, "-m", "keyloft.server", *to_arguments(settings.flags)])

@@ -1,4 +1,4 @@
-"""What commands print: results to the standard output, all else to the standard error output.
+"""What commands print: results to the standard output, everything else to the standard error output.
 
 At a terminal a result is laid out for people; in a pipe, or with --json, it is JSON, one value per line.
 """
@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """Print something about the work, to the standard error output."""
+    """Print a remark about the work, to the standard error output."""
     sys.stderr.write(f"{text}\n")
 
 
@@ -63,11 +63,11 @@ def to_json(value: object) -> str:
 
 
 def given_value(text: str, *, is_text: bool) -> Any:
-    """The value of an argument: JSON, and what does not begin like JSON is text; `-` reads it from the input.
+    """The value of an argument: JSON, or text if it does not begin like JSON; `-` reads it from the standard input.
 
     Raises:
-        InvalidArgument: It begins like an object, an array or a string of JSON, and is none; or a name is twice in one
-            object, and one of the two values would be lost.
+        InvalidArgument: The text begins like an object, an array or a string of JSON, but is not JSON; or an object has
+            a name twice, so that one of the two values would be lost.
     """
     text = sys.stdin.read() if text == "-" else text
     if is_text:
@@ -84,7 +84,7 @@ def given_value(text: str, *, is_text: bool) -> Any:
 
 
 def _json_fault(text: str) -> str:
-    """Where JSON breaks, without a word of the value."""
+    """Where a text stops being JSON, without showing the text."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
@@ -137,7 +137,7 @@ def table(names: Iterable[str], rows: Sequence[Iterable[object]], nothing: str =
     if console.width < sum([max(map(len, name.split())) + 3 for name in names]):
         _show_row_by_row(names, rows)
         return
-    # On a narrow terminal a cell takes several lines; a day is never broken.
+    # On a narrow terminal a cell takes several lines, but a date is never divided.
     widths = [
         max([10 for cell in column if isinstance(cell, datetime)], default=None) for column in zip(*rows, strict=True)
     ]

@@ -24,7 +24,7 @@ def new(
 ) -> None:
     """Make a token for the HTTP API, and print it once, with the lines for the file of --http-tokens.
 
-    The lines hold its SHA-256, from which the token can't be found. A running service reads the file again by itself.
+    The lines hold the token's SHA-256, not the token. A running service reads the file again by itself.
 
     Example: keyloft token new ci --scope read:kv/users --scope write:plugin/trivia
     """

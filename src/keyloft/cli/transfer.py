@@ -30,7 +30,7 @@ class PartOptions(Options, frozen=True, kw_only=True):
 
 
 class Incoming(PartOptions, frozen=True, kw_only=True):
-    """Which entries are stored, and what becomes of others that are stored already."""
+    """Which entries are stored, and what happens to entries that are in the database already."""
 
     keep: Annotated[bool, flag("--keep", "Leave entries that are stored already as they are.")] = False
     replace: Annotated[bool, flag("--replace", "Replace entries that are stored already.")] = False
@@ -42,7 +42,7 @@ class Incoming(PartOptions, frozen=True, kw_only=True):
 
 def _existing(*, keep: bool, replace: bool) -> str:
     if keep and replace:
-        raise InvalidArgument("--keep and --replace exclude each other")
+        raise InvalidArgument("--keep, --replace: expected one of them, got both")
     return "keep" if keep else "replace" if replace else "refuse"
 
 
@@ -90,7 +90,7 @@ def import_(
     Example: keyloft import backup.jsonl --database new.db
     """
     url = database.url(make=True)
-    # The raw stream: a thread that waits for a buffered one would crash the interpreter's end.
+    # The raw stream: if a thread still waited for a buffered one, the interpreter would crash when it ends.
     source = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer) if file == "-" else file
     chosen = incoming.arguments()
     with _explain_stop():
@@ -113,7 +113,7 @@ def import_from(
     """Store what another store keeps in files, with its expiries; exit code 1 if some of it can't be stored.
 
     Texts, numbers, bytes and JSON are imported. Loading a pickle can run any code that its writer chose
-    (CVE-2025-69872), so pickles are refused without --trust, and such that name a class even then.
+    (CVE-2025-69872), so pickles are refused without --trust, and pickles that name a class even with it.
 
     Example: keyloft import-from diskcache /var/cache/app --prefix cache
     """
@@ -176,7 +176,7 @@ def _stored(report: admin.ImportReport) -> str:
 
 
 @contextmanager
-def _explain_stop(what: str = "What is stored stays stored; the same command goes on from there.") -> Iterator[None]:
+def _explain_stop(what: str = "What is stored stays stored; the same command continues from there.") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:

@@ -159,12 +159,12 @@ def set_(
     Example: keyloft set users/alice '{"name": "Alice"}' --expire-in 3600
     """
     if text + counter + file > 1:
-        raise InvalidArgument("--text, --counter and --file exclude each other")
+        raise InvalidArgument("--text, --counter, --file: expected one of them, got several")
     wanted = key_text.read(key)
     content: Any = Path(value).read_bytes() if file else given_value(value, is_text=text)
     if counter:
         if isinstance(content, bool) or not isinstance(content, int):
-            raise InvalidArgument("--counter: VALUE is a whole number, as in 7")
+            raise InvalidArgument("VALUE: expected a whole number, as in 7, because of --counter")
         content = U64(content)
     out.show(database.with_store(lambda kv: kv.set(wanted, content, expire_in=expire_in), make=True))
 
@@ -220,7 +220,7 @@ def touch(
 
 
 def _shown(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON: bytes in base64, and a counter named as one."""
+    """An entry as JSON: bytes in base64, and a counter under the name u64."""
     fields = {"key": key_text.written(entry.key), **_shown_value(entry.value), "versionstamp": entry.versionstamp}
     if entry.expires_at is not None:
         fields["expires_at"] = entry.expires_at.isoformat(timespec="milliseconds")

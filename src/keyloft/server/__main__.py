@@ -5,7 +5,7 @@ import signal
 import sys
 from typing import Any
 
-# A signal before the service runs: there is nothing to finish. Later the service handles it itself.
+# If the signal arrives before the service runs, there is nothing to finish. Later, the service handles it.
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
@@ -13,8 +13,8 @@ from keyloft.server.error_output import report  # noqa: E402
 
 
 def _import_nats() -> None:
-    """Import nats-py without aiohttp, which it needs for WebSockets alone (`use_websockets`): it takes 10 MB."""
-    hidden: dict[str, Any] = sys.modules  # None in place of a module says that there is none
+    """Import nats-py without aiohttp, which takes 10 MB and which nats-py needs only for WebSockets."""
+    hidden: dict[str, Any] = sys.modules  # None in place of a module lets its import fail
     hidden["aiohttp"] = None
     try:
         import nats.aio.transport  # noqa: F401
@@ -34,7 +34,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        return report(error, extra="server")  # not one extra after another, until the service starts
+        return report(error, extra="server")  # which has all packages: not one missing package after another
     return 0
 
 

@@ -52,7 +52,7 @@ from keyloft.tuples.store import Store
 logger = logging.getLogger(__name__)
 
 _PERMANENT: Final = (errors.CannotOpen, errors.NotADatabase, errors.ReadOnly, errors.SchemaTooNew, errors.SchemaTooOld)
-"""Failures to open a database that no later attempt can get past."""
+"""Failures to open a database that are not worth another attempt."""
 
 _PROBE: Final = Get(Space.PLUGINS, ("keyloft", "health"))
 _LOG_IN: Final = (
@@ -81,7 +81,7 @@ def run(config: Config, end_process: Callable[[int], NoReturn]) -> None:
 
 
 async def _until_signal(app: "App", end_process: Callable[[int], NoReturn]) -> None:
-    """Run the service. The first signal asks it to end; a second one ends it at once: acknowledged writes are kept."""
+    """Run the service. A first signal asks it to end; a second one ends it at once, and loses no acknowledged write."""
     serving = asyncio.ensure_future(app.run())
     first_signal: float | None = None
 
@@ -157,10 +157,10 @@ class App:
         """Serve until cancelled, then end in order.
 
         Raises:
-            KeyloftError: It can't be started, and no later attempt could succeed.
+            KeyloftError: The service can't be started, and no later attempt could succeed.
         """
         async with AsyncExitStack() as stack:
-            # Before all else: while the service waits for something, health says for what.
+            # First of all, so that the health page says what a starting service waits for.
             await stack.enter_async_context(self.http)
             await self.http.start()
             self._addresses = addresses = await self._find_nats(stack)
@@ -168,7 +168,7 @@ class App:
             await self._open_database()
             self._is_open = True
             stack.push_async_callback(self._db.aclose)
-            stack.push_async_callback(self.http.aclose)  # its running requests end before the database closes
+            stack.push_async_callback(self.http.aclose)  # a second time, so that its requests end before the database
             await stack.enter_async_context(self._usage)
             config = self._config
             self._engine = engine = await self._db.engine()
@@ -206,7 +206,7 @@ class App:
         return HttpReply(text, content_type=self._metrics.content_type.encode(), headers=CLOSE)
 
     async def readiness(self) -> HttpReply:
-        """Whether requests are served: it costs nothing, and a database that hangs does not change it."""
+        """Whether requests are served. This asks no database, so one that hangs does not make a service unready."""
         if not self._is_open:
             return unavailable(_NOT_OPEN)
         if not self._is_serving or self._nats is None or not self._nats.is_connected:
@@ -234,7 +234,7 @@ class App:
         return HttpReply(body, content_type=TEXT_TYPE, headers=CLOSE)
 
     def _unusable(self, reason: str) -> HttpReply:
-        # Of one host no more is known than what the reason says: only several are asked again and again.
+        # Only where there are several hosts are they asked regularly. Of a single host, the reason says all.
         lines = servers.lines if (servers := self._servers()) is not None and len(servers.hosts) > 1 else ()
         return unavailable("\n".join([reason, *lines]))
 
@@ -243,7 +243,7 @@ class App:
         return None if self._engine is None else self._engine.health()
 
     async def _try_to_write(self) -> None:
-        """Commit a check that fails: it takes the path of every write, and writes nothing."""
+        """Commit a check that fails: it goes the way of every write, and writes nothing."""
         await (await self._db.engine()).commit(Batch((), (Check(_PROBE.space, _PROBE.key, -1),)))
 
     # The admin page
@@ -280,7 +280,7 @@ class App:
             NotPermitted: NATS refuses the login.
         """
         file = None
-        with suppress(KeyloftError):  # an URL that can't be used is refused when it is opened
+        with suppress(KeyloftError):  # a URL that can't be used is refused when the database is opened
             file = DatabaseUrl.parse(self._config.database).file
         if file is None or file.exists() or not self._config.nats:
             return
@@ -293,7 +293,7 @@ class App:
     # NATS
 
     async def _find_nats(self, stack: AsyncExitStack) -> list[str]:
-        """The addresses of NATS; where none is configured, that of a nats-server which is started and kept running."""
+        """The addresses of NATS; if none is configured, that of a nats-server which is started and kept running."""
         if self._config.nats:
             return list(self._config.nats)
         port = self._config.nats_port
@@ -358,7 +358,7 @@ class App:
                 return
 
             async def close_services() -> None:
-                await asyncio.gather(service.aclose(), semantic.aclose())  # a stuck database holds up both alike
+                await asyncio.gather(service.aclose(), semantic.aclose())  # together: both may wait for the database
 
             stack.push_async_callback(close_services)
             try:
@@ -395,7 +395,7 @@ class App:
         """Whether all services of the queue group serve this store.
 
         Raises:
-            AnotherStore: One does not, and this service has not served yet.
+            AnotherStore: One of them serves another store, and this service has not served yet.
         """
         user = self._config.login().user or (nats.connected_url.username if nats.connected_url else None)
         try:

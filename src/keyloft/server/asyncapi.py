@@ -33,8 +33,8 @@ def document(prefix: str = PREFIXES[0], semantic_prefix: str = PREFIX) -> dict[s
     """The AsyncAPI document of both services.
 
     Args:
-        prefix: What the subjects of the plugins' storage begin with.
-        semantic_prefix: What the subjects of the semantic store begin with.
+        prefix: The beginning of the subjects of the plugins' storage.
+        semantic_prefix: The beginning of the subjects of the semantic store.
     """
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}

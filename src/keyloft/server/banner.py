@@ -1,4 +1,4 @@
-"""What `keyloft serve` prints once it runs: addresses, and two commands to try. As a log line where logs are JSON."""
+"""What `keyloft serve` prints once it runs: addresses, and two commands to try; a log line where logs are JSON."""
 
 import contextlib
 import logging
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 def show_banner(config: Config, addresses: Sequence[str], http: HttpService) -> None:
-    """Print it to standard error, which has the log, too; nothing reads a service's standard output.
+    """Print the addresses of a service to standard error, beside its log; nothing reads its standard output.
 
     Args:
         config: The settings of the service.
-        addresses: Those of NATS; without any in `config`, that of the nats-server which the service runs itself.
+        addresses: Those of NATS, perhaps of the nats-server that the service runs itself.
         http: Its HTTP server.
     """
     pages = http.address

@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 def _setting(default: _T, description: str, *, metavar: str = "", **bounds: Any) -> _T:
-    """A field of `Config`: its default, help and bounds, and a placeholder other than the last word of its name."""
+    """A field of `Config`: default, help and bounds; `metavar` is its placeholder, if not the last word of its name."""
     return field(default=default, metadata={"description": description, "metavar": metavar, "bounds": Meta(**bounds)})
 
 
@@ -68,15 +68,15 @@ class Config:
     )
     history_seconds: float = _setting(
         limits.HISTORY_SECONDS,
-        "Seconds that the change log keeps what changed, at least: older changes go with later commits. A watch "
-        "that was away for less continues where it was.",
+        "Seconds that the change log keeps changes, at least: later commits remove older ones. A watch that was "
+        "disconnected for less time continues where it was.",
         metavar="SECONDS",
         ge=0,
         le=10 * _YEAR,
     )
     history_mib: float = _setting(
         limits.HISTORY_MIB,
-        "How large the change log may grow, in MiB; beyond, the oldest changes go first.",
+        "How large the change log may grow, in MiB; beyond that, the oldest changes are removed.",
         metavar="MIB",
         ge=0,
         le=1_048_576,
@@ -92,7 +92,9 @@ class Config:
     )
     nats_creds: str | None = _file("A NATS credentials file.")
     nats_user: str | None = _setting(None, "The user to log in to NATS as.")
-    nats_password: str | None = _setting(None, "Its password. Better set by the environment: other users see flags.")
+    nats_password: str | None = _setting(
+        None, "The password of that user. Better set by the environment: other users of the machine can see flags."
+    )
     nats_token: str | None = _setting(None, "A token to log in to NATS with, instead of a user.")
     nats_ca: str | None = _file("The certificate of the authority that signed the NATS server's.")
     nats_cert: str | None = _file("The client certificate, where the NATS server asks for one.")
@@ -190,8 +192,8 @@ class Config:
     )
     http_page: Literal["full", "read-only", "off"] = _setting(
         "full",
-        "The admin page, where there is a token. read-only: it changes nothing, whatever a token may do. off: there is "
-        "none.",
+        "The admin page, which needs a token. read-only: it changes nothing, whatever the token may do. off: no admin "
+        "page.",
     )
     metrics_prefix: str = _setting("rosey", "What names of metrics begin with.", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "debug has a line for every request.")
@@ -262,7 +264,7 @@ class Setting:
         """Convert what a source has for this setting; flags and the environment hold text.
 
         Raises:
-            InvalidArgument: It is of the wrong type or out of range.
+            InvalidArgument: The value has the wrong type or is out of range.
         """
         if self.is_list and isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
@@ -276,7 +278,7 @@ class Setting:
 
 
 def _plain(message: str) -> str:
-    """A message of msgspec, in the words of a configuration."""
+    """A message of msgspec, in words that a reader of a configuration knows."""
     message = message.split(" - at ")[0].replace("`", "").replace(" | null", "")
     for kind, word in (("int", "whole number"), ("float", "number"), ("str", "text"), ("array", "list")):
         message = re.sub(rf"\b{kind}\b", word, message)
@@ -375,7 +377,7 @@ def _from_file(path: str) -> dict[str, Any]:
 
 
 def _check(config: Config, sources: Mapping[str, str]) -> None:
-    """Check what the types of the settings can't express."""
+    """Check rules that the types of the settings can't express."""
     for name, needed in (("nats_key", "nats_cert"), ("nats_password", "nats_user"), ("http_key", "http_cert")):
         if name in sources and getattr(config, needed) is None:
             raise InvalidArgument(f"{sources[name]} needs {SETTINGS[needed].flag}, too")

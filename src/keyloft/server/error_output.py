@@ -1,4 +1,4 @@
-"""What a command writes to standard error when it fails: one line. And its exit code."""
+"""What a command that fails writes to standard error, in one line, and its exit code."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ def print_error(text: str) -> None:
 
 
 def describe(error: Exception, extra: str | None = None) -> str:
-    """What went wrong, in one line; `extra` has all that is needed, where a package is missing."""
+    """What went wrong, in one line; if a package is missing, `extra` names the extra to install."""
     match error:
         case InvalidInput():
             return str(error)
@@ -32,11 +32,13 @@ def describe(error: Exception, extra: str | None = None) -> str:
 
 
 def report(error: Exception, spelled: Callable[[str], str] = str, *, extra: str | None = None) -> int:
-    """Print what went wrong, and return the exit code: 2 for a wrong call, 1 for a failure. KEYLOFT_DEBUG raises it.
+    """Print what went wrong, and return the exit code: 2 for a wrong call, 1 for a failure.
+
+    With KEYLOFT_DEBUG, raise the error instead.
 
     Args:
         error: What went wrong.
-        spelled: Changes the names of arguments in the message to those that the user has typed.
+        spelled: Replaces names of arguments in the message by the options that the user has typed.
         extra: Which extra to install where a package is missing, instead of that package's own.
     """
     if os.environ.get("KEYLOFT_DEBUG"):

@@ -1,7 +1,7 @@
 """Writes the configuration of a nats-server that keeps plugins and tenants apart.
 
-Without it, every client can send requests in the name of any plugin or tenant. With it, each has a user, and the server
-refuses all but that user's subjects and inbox:
+Without it, every client can send requests in the name of any plugin or tenant. With it, each plugin and tenant has a
+user, and the server refuses that user all subjects but its own, and all inboxes but its own:
 
     user           publishes to                                       subscribes to   (for every prefix)
     trivia         db.kv.trivia.{set,get,delete,list,…}               _INBOX_trivia.>, db.kv.trivia.events.*
@@ -13,9 +13,9 @@ refuses all but that user's subjects and inbox:
 A plugin connects with its inbox prefix: `nats.connect(url, **isolation.plugins["trivia"].options())`. No plugin can
 have a name in capitals.
 
-What it can't prevent: a user may name another user's inbox as the reply subject of its own request, since the server
-does not check reply subjects. Only a client that waits on that very subject receives such a reply, and clients make
-their names too random to guess.
+What the configuration can't prevent: a user may name another user's inbox as the reply subject of its own request,
+because the server does not check reply subjects. Only a client that waits on that very subject receives such a reply,
+and clients make up reply subjects that are too random to guess.
 """
 
 import os
@@ -109,11 +109,11 @@ def isolate(
     Args:
         plugins: The names of the plugins.
         tenants: The ids of the tenants of the semantic store.
-        prefixes: What the subjects of the plugins' storage begin with.
-        semantic_prefix: What the subjects of the semantic store begin with.
-        passwords: By user: a plugin's name, `TENANT-…`, `SERVICE` or `ADMIN`; plain, or a bcrypt hash as nats-server
-            takes them. Other users get a random one. To add a user to a configuration in use, pass the passwords in
-            use.
+        prefixes: The beginnings of the subjects of the plugins' storage.
+        semantic_prefix: The beginning of the subjects of the semantic store.
+        passwords: By user: a plugin's name, `TENANT-…`, `SERVICE` or `ADMIN`. Each is plain, or a bcrypt hash as
+            nats-server takes them. Other users get random passwords. To add a user to a configuration in use, pass
+            the passwords in use.
         listen: Where the server listens, as host:port.
         topology: How the server is connected to others: a cluster, leaf nodes, a system account.
 
@@ -135,7 +135,7 @@ def isolate(
     given = dict(passwords or {})
 
     def user(name: str) -> NatsUser:
-        # Parts of a subject match as a whole: _INBOX_a.> does not match _INBOX_a-b.x, and _INBOX_*.> matches neither.
+        # NATS compares whole parts of subjects: _INBOX_a.> does not match _INBOX_a-b.x, and _INBOX_*.> matches neither.
         # ADMIN has every client's default prefix, so that operators' tools need no option.
         return NatsUser(name, _password(given, name), "_INBOX" if name == ADMIN else f"_INBOX_{name}")
 
@@ -148,7 +148,9 @@ def isolate(
         others={name: user(name) for name in topology.users},
     )
     if given:
-        raise InvalidArgument(f"passwords: no such users: {', '.join(sorted(map(repr, given)))}")
+        raise InvalidArgument(
+            f"passwords: expected names of users, got some that are not: {', '.join(sorted(map(repr, given)))}"
+        )
     return replace(isolation, text=_text(isolation, spaces, semantic, listen, topology))
 
 
@@ -201,8 +203,8 @@ def _text(isolation: Isolation, prefixes: Sequence[str], semantic: str, listen: 
         subjects = [f"{semantic}.{tenant}.*.{operation}" for operation in keys.OPERATIONS]
         lines += ["", f"    # {comment}", *_user(user, subjects, events_of[user.name])]
     inboxes = {user.name: _replies(user) for user in confined}
-    # Not by operation: nats-server does not tell a leaf node that may publish to db.semantic.acme.*.put alone of a
-    # subscription to db.semantic.>.
+    # All subjects of an owner, not one per operation: nats-server does not pass a subscription to db.semantic.> on to a
+    # leaf node that may only publish to db.semantic.acme.*.put.
     spaces = {name: [f"{prefix}.{name}.>" for prefix in prefixes] for name in isolation.plugins}
     spaces |= {user.name: [f"{semantic}.{tenant}.>"] for tenant, user in isolation.tenants.items()}
     for leaf, there in topology.leaves.items():
@@ -246,7 +248,8 @@ def _prefixes(prefixes: Sequence[str]) -> list[str]:
     for prefix in prefixes:
         if _PREFIX.fullmatch(prefix) is None:
             raise InvalidArgument(
-                f"a prefix is parts of A-Z a-z 0-9 _ - joined by dots, and begins with a letter or digit: {prefix!r}"
+                "expected a prefix such as db.kv: A-Z a-z 0-9 _ -, a letter or digit first, dots between the parts; "
+                f"got {prefix!r}"
             )
         if inside := [other for other in prefixes if other.startswith(f"{prefix}.")]:
             raise InvalidArgument(f"the prefix {inside[0]!r} is inside {prefix!r}: its requests would arrive twice")
@@ -263,7 +266,7 @@ def _unlike(names: Sequence[str], what: str) -> list[str]:
 def _password(given: dict[str, str], user: str) -> str:
     password = given.pop(user, None)
     if password is None:
-        return secrets.token_hex(limits.NATS_PASSWORD_BYTES)  # no character that means something to a shell
+        return secrets.token_hex(limits.NATS_PASSWORD_BYTES)  # hex, which needs no quotes in a shell
     if _PASSWORD.fullmatch(password) is None:
-        raise InvalidArgument(f"the password of {user} must be printable ASCII, without spaces, quotes and backslashes")
+        raise InvalidArgument(f"passwords: expected printable ASCII without spaces, quotes and backslashes for {user}")
     return password

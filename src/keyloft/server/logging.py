@@ -15,7 +15,7 @@ _USUAL: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskNa
 
 def set_up_logging(level: str, form: str) -> None:
     """Write the log to standard error: Keyloft's lines from this level on, other libraries' from WARNING on."""
-    # No line shows them, and to look them up takes a fifth of a line's time.
+    # No line shows the thread or the process, and looking them up takes time for every line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
@@ -35,7 +35,7 @@ class TextLines(logging.Formatter):
         if int(record.created) != self._second:
             self._second, self._shown_second = int(record.created), self.formatTime(record, self.datefmt)
         record.asctime = self._shown_second
-        # What a plugin sends may get into any message, and must not look like a line of its own, nor move the cursor.
+        # A message may contain text that a plugin sent: it must not forge a line of the log, nor move the cursor.
         lines = [printable(self.formatMessage(record))]
         if record.exc_info:
             lines += _indented(self.formatException(record.exc_info))

@@ -1,7 +1,7 @@
 """Finds the services that would share this service's requests, and refuses to join those of another store.
 
-Services of one queue group share the requests below their prefixes: each goes to one of them. If they serve different
-databases, a plugin reads now from one, now from the other.
+Services of one queue group share the requests below their prefixes: NATS sends each request to one of them. If they
+served different databases, a plugin would read sometimes from one, sometimes from the other.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Member(Struct):
 
     @property
     def store(self) -> str | None:
-        """The id of its store; None if it does not say, as an earlier version of Keyloft."""
+        """The id of its store; None if the service does not say, as an earlier version of Keyloft."""
         return self.metadata.get("store")
 
     @property
@@ -57,11 +57,11 @@ class Member(Struct):
         return f"store {self.store or 'unknown'} ({process})"
 
     def is_same(self, other: "Member") -> bool:
-        """Whether it is this very process."""
+        """Whether both are the same process."""
         return all([self.metadata.get(name) == other.metadata.get(name) for name in ("store", "host", "pid")])
 
     def prefixes(self) -> list[str]:
-        """What its requests begin with."""
+        """The beginnings of the subjects that it serves."""
         if named := self.metadata.get("prefixes"):
             return named.split(" ")
         return [endpoint.subject.partition(".*")[0] for endpoint in self.endpoints]
@@ -94,11 +94,11 @@ class QueueGroup:
 
     @property
     def subjects(self) -> list[str]:
-        """What this service subscribes to."""
+        """The subjects that this service subscribes to."""
         return [f"{prefix}.>" for prefixes in self._served.values() for prefix in prefixes]
 
     def metadata(self, name: str) -> dict[str, str]:
-        """What the service of this name tells about itself in `$SRV.PING` and `$SRV.INFO`."""
+        """What the service with this name says about itself in `$SRV.PING` and `$SRV.INFO`."""
         return {
             "store": self.store,
             "database": self._database,
@@ -108,7 +108,7 @@ class QueueGroup:
         }
 
     def warn_of_unknown(self) -> None:
-        """Warn, once, if `check` could not ask; after the start, since a user that may not serve gets an error."""
+        """Warn once if `check` could not ask. To be called after the start: a user that may not serve gets an error."""
         if not self._may_ask and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -123,10 +123,10 @@ class QueueGroup:
 
         Args:
             nats: The connection on which the members are asked.
-            user: The user that it is logged in as; None if that is not known.
+            user: The user of that connection; None if it is not known.
 
         Raises:
-            AnotherStore: It names both stores, and what to do.
+            AnotherStore: Another store is served here. The message names both stores, and what to do.
         """
         services = await find_services(nats, user)
         self._may_ask = services is not None
@@ -140,7 +140,7 @@ class QueueGroup:
                 raise AnotherStore(_refusal(mine, others))
             for member in members:
                 if member.store is None:
-                    logger.warning("another service here does not tell its store, is it the same? %s", member.where)
+                    logger.warning("another service here does not say which store it serves: %s", member.where)
                 elif member.where not in self._known:
                     self._known.add(member.where)
                     logger.info("sharing the requests with another instance on %s", member.where)
@@ -175,7 +175,7 @@ async def find_services(nats: NatsConnection, user: str | None) -> list[Member] 
     subscription = await nats.subscribe(inbox, cb=receive)
     try:
         await nats.publish(INFO, b"", reply=inbox)
-        # nats-py's ping overtakes what is in its buffer: the first flush makes sure that the buffer is sent.
+        # nats-py sends a ping before what is in its buffer. The first flush sends the buffer, the second waits for it.
         for _ in range(2):
             await nats.flush()
         if inbox.lower() in nats.refused or INFO.lower() in nats.refused:

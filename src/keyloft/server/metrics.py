@@ -54,8 +54,8 @@ class Metrics:
         signals: The counters and alerts of the semantic store.
         tenants: The counters of the semantic service.
         http: The counters of HTTP.
-        prefix: What the names of the metrics begin with.
-        health: What is known of the servers of the database.
+        prefix: The beginning of the names of all metrics.
+        health: Returns what is known about the servers of the database.
         """
         self._health = health
         self._meters = meters
@@ -70,7 +70,7 @@ class Metrics:
         text: list[str] = []
         for family in self._families(await self._usage.all()):
             text.append(_text(self._prefix, family))
-            await asyncio.sleep(0)  # a thousand plugins may have 13,000 lines
+            await asyncio.sleep(0)  # other tasks run in between: a thousand plugins have 13,000 lines
         return "".join(text).encode(errors="backslashreplace")
 
     def _families(self, used: Sequence[Used] | None) -> Iterator[_Family]:
@@ -132,7 +132,7 @@ def _watches(interface: str, owner: str, meters: ServiceMeters) -> Iterator[_Fam
 
 
 def _failures(interface: str, owner: str, meters: ServiceMeters) -> Iterator[_Family]:
-    """What was not carried out. Each counter has a row from the start, so that dashboards and alerts find it."""
+    """Requests that were not carried out. Each counter exists from the start, so that dashboards and alerts find it."""
     owners = meters.owners.items()
     errors: _Samples = [([name, code], times) for name, meter in owners for code, times in meter.errors.items()]
     about = "Requests refused or failed; BUSY: because too much was waiting"
@@ -144,7 +144,7 @@ def _failures(interface: str, owner: str, meters: ServiceMeters) -> Iterator[_Fa
 
 
 def _over_http(meters: HttpMeters) -> Iterator[_Family]:
-    """Requests by route. Every route has its answers from the start; other rows come with the first such request."""
+    """Requests by route. A route has a row for status 2xx from the start, others from their first request on."""
     routes = meters.routes.items()
     answers: _Samples = [
         ([route, status], meter.statuses[at])
@@ -190,7 +190,7 @@ def _servers(health: ServerHealth | None) -> Iterator[_Family]:
 
 
 def _bounded(used: Sequence[Used], known: Iterable[str]) -> list[Used]:
-    """Usage by plugin, with the plugins beyond the limit of labels added up; those with requests have labels first."""
+    """Usage by plugin. Plugins beyond the limit of labels are added up; those that sent requests get labels first."""
     labels = set(known)
     added: dict[str, Used] = {}
     for one in used:

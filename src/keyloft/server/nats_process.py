@@ -26,8 +26,8 @@ _INPUT: Final = "/dev/stdin"
 _LISTENS: Final = re.compile(r"\] Listening for client connections on \S+:(\d+)$")
 _RELOADED: Final = re.compile(r"\] (?:Reloaded server configuration|Failed to reload server configuration: (.*))")
 
-# PR_SET_PDEATHSIG belongs to the child and outlives execv: a few lines of Python in between set it without a
-# preexec_fn, which is unsafe with threads. If the parent has ended before that, nats-server is not started.
+# A child sets PR_SET_PDEATHSIG for itself, and execv keeps it. So a few lines of Python run first, instead of a
+# preexec_fn, which is unsafe with threads. If the parent has ended by then, nats-server is not started.
 _TIED_TO_PARENT: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
@@ -52,8 +52,8 @@ def find_binary() -> str:
 class NatsServer(AsyncClosing):
     """A nats-server on loopback, without JetStream unless its configuration turns it on.
 
-    It ends with `aclose()`; on Linux also when the thread that started it ends, even if killed. Elsewhere a killed
-    parent leaves it running. Its log goes to the logger `keyloft.nats_server`, at DEBUG level.
+    The server ends with `aclose()`; on Linux also when the thread that started it ends, even if killed. Elsewhere, a
+    parent that is killed leaves it running. Its log goes to the logger `keyloft.nats_server`, at DEBUG level.
 
     Example:
         async with NatsServer() as server:
@@ -61,7 +61,7 @@ class NatsServer(AsyncClosing):
     """
 
     ready_seconds = limits.NATS_READY_SECONDS
-    """How long `start()` and `reload()` wait for it."""
+    """How long `start()` and `reload()` wait for the server."""
     grace_seconds = limits.NATS_GRACE_SECONDS
     """How long `aclose()` waits before it kills."""
 
@@ -73,7 +73,7 @@ class NatsServer(AsyncClosing):
             config: A configuration file of nats-server.
         """
         if port is not None and not 1 <= port <= 65_535:
-            raise InvalidArgument("port must be from 1 to 65535, or None for a free one")
+            raise InvalidArgument("port: expected 1 to 65535, or None for a free port")
         self._port = port
         self._config = config
         self._process: asyncio.subprocess.Process | None = None
@@ -134,7 +134,7 @@ class NatsServer(AsyncClosing):
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 limit=limits.NATS_LOG_LINE_BYTES,
-                # Ctrl-C in a terminal reaches all processes of its session: the server must outlive its clients.
+                # Ctrl-C in a terminal reaches all processes of the session, but the server must outlive its clients.
                 start_new_session=True,
             )
         finally:
@@ -227,7 +227,7 @@ class NatsServer(AsyncClosing):
 
 
 def _given_configuration() -> int:
-    """A pipe that holds what has no option of the command line; no file would have to be removed."""
+    """A pipe with the settings that have no option on the command line; unlike a file, it need not be removed."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as file:
         file.write(f"max_pending: {limits.NATS_PENDING_BYTES}\n")  # as `isolate` writes it
@@ -238,7 +238,7 @@ def _command(binary: str, port: int | None, config: str | os.PathLike[str] | Non
     # With -1 the server itself takes a free port, so that two of them never race for one.
     command = [binary, "-a", _HOST, "-p", str(port or -1), "--logtime=false"]
     if config is not None:
-        # Its log is read here, wherever the configuration would write it.
+        # Keyloft reads the server's log, whatever the configuration says about it.
         command += ["-c", os.fspath(config), "-l", "", "--syslog=false"]
     elif Path(_INPUT).exists():
         command += ["-c", _INPUT]

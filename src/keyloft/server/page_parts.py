@@ -1,4 +1,4 @@
-"""What the admin page shows of a service with some settings."""
+"""Collects what the admin page shows of a service: its parts, its settings, the file of its database."""
 
 from contextlib import suppress
 from typing import Any
@@ -13,7 +13,7 @@ from keyloft.server.shown_settings import shown_settings
 def page_parts(config: Config, **parts: Any) -> ServiceParts:
     """What the page shows: the parts of the service, its settings without secrets, and the file of its database."""
     file = None
-    with suppress(KeyloftError):  # an URL that can't be used is refused when it is opened
+    with suppress(KeyloftError):  # a URL that can't be used is refused when the database is opened
         file = DatabaseUrl.parse(config.database).file
     return ServiceParts(
         settings=shown_settings(config),

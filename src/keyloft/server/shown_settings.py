@@ -36,7 +36,7 @@ def _text(name: str, value: Any) -> str:
         try:
             return DatabaseUrl.parse(value).shown
         except KeyloftError:
-            return _MASK  # what can't be read may have a password anywhere
+            return _MASK  # a URL that can't be parsed may have a password anywhere
     if name == "nats":
         return ", ".join([without_login(address) for address in value])
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""How a nats-server is connected to others: a cluster, leaf nodes, a system account; and the configuration of that.
+"""How a nats-server is connected to others, and the configuration for it: a cluster, leaf nodes, a system account.
 
 Every node of a cluster needs the same users with the same passwords: a node checks the clients that connect to it, and
 trusts what other nodes send. A leaf node is trusted only with what its own user at the hub may do: the requests of the
@@ -16,7 +16,7 @@ from keyloft.core.addresses import read_address
 from keyloft.errors import InvalidArgument
 
 ROUTE: Final = "ROUTE"
-"""The user by whose password the nodes of a cluster know each other; no client can log in as it."""
+"""The user as which the nodes of a cluster log in to each other; no client can log in as this user."""
 SYSTEM: Final = "SYSTEM"
 """The user of the system account, which sees the servers and connections, and no data."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
@@ -31,26 +31,26 @@ class Topology(Struct, frozen=True, kw_only=True):
     cluster_listen: str | None = None
     """Where this node listens for others, as host:port."""
     routes: Sequence[str] = ()
-    """Where others of the cluster listen; one of them is enough, they tell of each other."""
+    """Where other nodes of the cluster listen; one of them is enough, because nodes announce each other."""
     leaf_listen: str | None = None
-    """Where it listens for leaf nodes."""
+    """Where this node listens for leaf nodes."""
     leaves: Mapping[str, Sequence[str]] = {}
     """By the name of a leaf node, the users that connect to it: plugins, and tenants as TENANT-…."""
     leaf_of: Sequence[str] = ()
-    """Where the servers listen for leaf nodes to which this one belongs."""
+    """If this is a leaf node: where its servers listen for leaf nodes."""
     leaf_name: str | None = None
-    """The name that it has there."""
+    """If this is a leaf node: its name at those servers."""
     system: bool = False
     """Whether there is a user of the system account."""
 
     def check(self, users: Iterable[str]) -> None:
-        """Refuse what does not fit together.
+        """Refuse arguments that don't fit together.
 
         Args:
             users: The plugins and tenants of the configuration.
 
         Raises:
-            InvalidArgument: It names the argument.
+            InvalidArgument: An argument is missing or wrong; the message names it.
         """
         known = set(users)
         names = {"server_name": self.server_name, "cluster": self.cluster, "leaf_name": self.leaf_name}
@@ -87,7 +87,7 @@ class Topology(Struct, frozen=True, kw_only=True):
 
     @property
     def users(self) -> list[str]:
-        """The users that it needs besides those of plugins, tenants, service and operator."""
+        """The users that this topology needs besides those of plugins, tenants, service and operator."""
         leaves = [*self.leaves, *([self.leaf_name] if self.leaf_name else [])]
         return [*([ROUTE] if self.cluster else []), *([SYSTEM] if self.system else []), *map(leaf_user, leaves)]
 
@@ -150,5 +150,7 @@ def leaf_user(leaf: str) -> str:
 
 def _url(scheme: str, user: str, passwords: Mapping[str, str], address: str) -> str:
     if passwords[user].startswith("$2"):
-        raise InvalidArgument(f"the password of {user} must be plain, not a hash: this server logs in with it")
+        raise InvalidArgument(
+            f"passwords: expected a plain password for {user}, got a hash, with which this server can't log in"
+        )
     return f"{scheme}://{user}:{quote(passwords[user], safe='')}@{address}"

@@ -1,1 +1,1 @@
-"""The command `doctor`, and what it examines: the host, the database and NATS."""
+"""The command `doctor`, and what it examines: the host, the database, NATS and HTTP."""

@@ -1,4 +1,4 @@
-"""What the checks of `keyloft doctor` share: how a finding is written down, and how long a check may take."""
+"""What the checks of `keyloft doctor` share: how findings are made, and how long a check may take."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ skipped: Final = partial(Finding, "skipped")
 
 
 async def bounded(name: str, check: Awaitable[Sequence[Finding]], seconds: float) -> Sequence[Finding]:
-    """What a check finds. One that fails or takes too long is a problem of its own, and never ends the others."""
+    """What a check finds. A check that fails or takes too long is a finding itself, and does not end the others."""
     try:
         async with asyncio.timeout(seconds):
             return await check
@@ -28,6 +28,6 @@ async def bounded(name: str, check: Awaitable[Sequence[Finding]], seconds: float
     except Exception as error:
         if os.environ.get("KEYLOFT_DEBUG"):
             raise
-        # Not its message, which may hold a password.
+        # Without the error's message, which may hold a password.
         what = f"the check itself failed unexpectedly: {type(error).__name__}"
         return [problem(name, what, cure="KEYLOFT_DEBUG=1 shows where")]

@@ -41,7 +41,7 @@ def doctor(
     logins = {} if nats_config is None else read_logins(nats_config, "--nats-config")
     if nats_config is not None and not logins:
         raise InvalidArgument(f"--nats-config: {nats_config} has no users such as `keyloft nats-config` writes them")
-    # Findings say what matters; what drivers leave behind when a check is given up does not.
+    # Findings say what matters. When a check is given up, drivers log errors that would only distract.
     logging.getLogger("asyncio").addHandler(logging.NullHandler())
     found: list[Finding] = []
 

@@ -88,7 +88,7 @@ def _quoted(path: Path) -> str:
 def file_finding(file: Path) -> Finding:
     """Whether a file, and what SQLite keeps beside it, can be written."""
     try:
-        # Of `exists()` and the like, Python 3.14 tells no more why they are False.
+        # From Python 3.14 on, `exists()` and the like no longer raise what prevents them: `stat()` does.
         with suppress(FileNotFoundError, NotADirectoryError):
             file.stat()
         return _refusal(file) or _doubt(file) or ok("database", str(file))
@@ -138,7 +138,7 @@ def _user() -> str:
 
 
 def filesystem_of(folder: Path, mounts: Path = _MOUNTS) -> str | None:
-    """The kind of file system that a folder is on, where the system tells."""
+    """The kind of file system that a folder is on; None if the operating system does not say."""
     try:
         lines = mounts.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -147,7 +147,7 @@ def filesystem_of(folder: Path, mounts: Path = _MOUNTS) -> str | None:
     kind, depth = None, -1
     for line in lines:
         before, _, after = line.partition(" - ")
-        # Spaces and their like are written in octal.
+        # Spaces and similar characters are written in octal.
         point = Path(before.split(" ")[4].encode("latin-1", "replace").decode("unicode_escape"))
         # A later mount hides an earlier one at the same path.
         if resolved.is_relative_to(point) and len(point.parts) >= depth:

@@ -22,15 +22,15 @@ from keyloft.server.config import SETTINGS, Config
 from keyloft.server.nats_process import find_binary
 
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""How what listens on all addresses is reached."""
+"""Addresses that stand for all of a machine's, and the address at which such a program is reached here."""
 _HEALTH: Final = re.compile(r"ok$|the database |not connected to NATS", re.MULTILINE)
-"""How the page of a service begins that tells how it is."""
+"""How the health page of a Keyloft service begins."""
 SQLITE: Final = (3, 53)
 """The SQLite of the oldest apsw that pyproject.toml allows."""
 
 
 def versions() -> list[Finding]:
-    """What Keyloft runs on; a Python that is too old can't import it, but an SQLite may be."""
+    """The versions of Python and SQLite. Only SQLite can be too old: an old Python could not import Keyloft."""
     sqlite = ok("sqlite", f"SQLite {SQLITE_VERSION}, which comes with apsw")
     if tuple(map(int, re.findall(r"\d+", SQLITE_VERSION))) < SQLITE:
         least = ".".join(map(str, SQLITE))
@@ -40,7 +40,7 @@ def versions() -> list[Finding]:
 
 
 def packages(config: Config) -> list[Finding]:
-    """Whether the packages are there that these settings need."""
+    """Whether the packages that these settings need are installed."""
     missing = []
 
     def lack(package: str, extra: str, why: str, *, must: bool = False) -> None:
@@ -70,7 +70,7 @@ def _is_there(package: str) -> bool:
 
 
 async def ports(config: Config, *, is_served: bool) -> list[Finding]:
-    """Whether `keyloft serve` could listen where it is to; `is_served` if one serves already."""
+    """Whether `keyloft serve` could listen at the configured addresses; `is_served` if a service runs already."""
     found = []
     if (address := config.http_address()) is not None and address[1]:
         found.append(await _pages_port(*address, is_tls=config.http_cert is not None))
@@ -116,7 +116,7 @@ async def _nats_port(port: int, *, is_served: bool) -> Finding:
 
 
 def _why_not(host: str, port: int) -> OSError | None:
-    """The error that keeps a program from listening there, as asyncio would try it."""
+    """The error that prevents a program from listening at an address, tried as asyncio would."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:
@@ -135,19 +135,19 @@ def _reason(error: OSError) -> str:
 
 
 async def _health(host: str, port: int, *, is_tls: bool) -> tuple[int, str]:
-    """The status and the text of the page that tells how a service is; 0 if there is none."""
+    """The status and the text of a service's health page; status 0 if there is no such page."""
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     answer = await _first_words(host, port, request, is_tls=is_tls)
     head, _, body = answer.decode("utf-8", "replace").partition("\r\n\r\n")
     found = re.match(r"HTTP/1\.\d (\d{3})", head)
-    # Of another program's page nothing is shown.
+    # If another program has answered, nothing of its page is shown.
     if found is None or "content-type: text/plain" not in head.lower() or not _HEALTH.match(body):
         return 0, ""
     return int(found[1]), "\n".join(map(printable, body.splitlines()))
 
 
 async def _first_words(host: str, port: int, request: bytes = b"", *, is_tls: bool = False) -> bytes:
-    """What a program sends first, until a pause or the end; by TLS without asking who it is."""
+    """What a program sends first, until a pause or the end; over TLS, any certificate is accepted."""
     tls: ssl.SSLContext | None = None
     if is_tls:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

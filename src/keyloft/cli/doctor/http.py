@@ -61,7 +61,7 @@ def _tokens(config: Config) -> Iterator[Finding]:
 
 
 def _certificate(certificate: str, key: str | None) -> Finding:
-    """Whether it can be used, and for how long: by a handshake with itself."""
+    """Whether the certificate can be used, and for how long, found by a TLS handshake within this process."""
     try:
         peer = _handshake(tls_context(certificate, key), certificate)
     except ssl.SSLCertVerificationError as error:
@@ -80,7 +80,7 @@ def _certificate(certificate: str, key: str | None) -> Finding:
 
 
 def _handshake(server: ssl.SSLContext, certificate: str) -> Any:
-    """What a client sees of the certificate; it trusts this one alone."""
+    """What a client that trusts only this certificate sees of it."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(certificate)

@@ -1,7 +1,7 @@
 """Examines NATS: whether it accepts the login, whether a service answers there, and whether it keeps plugins apart.
 
-What must be refused is tried: the requests name a plugin that there is not, and hold nothing that a service would carry
-out, so nothing is read or written even where they are let through.
+Requests that NATS must refuse are tried. They name a plugin that does not exist, and hold nothing that a service would
+carry out. So nothing is read or written even if NATS lets them through.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _NO_PLUGIN: Final = "keyloft-doctor-nobody"
 _KEY: Final = "keyloft-doctor"
 _TENANT: Final = keys.tenant_user("")
 _LEAST_PAYLOAD_BYTES: Final = limits.PLUGIN_VALUE_BYTES + 8192
-"""The largest value, and what a request or an answer has around it."""
+"""The size of the largest value, and of what a request or an answer has around it."""
 _REFUSED: Final = re.compile(r"permissions violation for (publish|subscription) to \"([^\"]+)\"", re.IGNORECASE)
 _HOW_TO_ISOLATE: Final = "`keyloft nats-config --plugin NAME …` writes a configuration that keeps plugins apart"
 
@@ -68,7 +68,7 @@ class User(Struct, frozen=True):
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether it brings no login; a certificate alone is none."""
+        """Whether the user has no login; a certificate alone does not count as one."""
         return not (self.name or self.login.token or self.login.credentials)
 
 
@@ -118,7 +118,7 @@ async def examine(config: Config, plugin: str | None, logins: Mapping[str, str])
 
 
 def _user(login: "Login", name: str | None, plugin: str | None = None) -> User:
-    """A user; unless `plugin` says whose login it is, a plugin logs in under its own name."""
+    """A user. `plugin` says whose login it is, if a plugin does not log in under its own name."""
     if plugin is None and name is not None:
         with suppress(InvalidPluginName):
             plugin = rules.plugin_name(name)
@@ -130,9 +130,9 @@ def _user(login: "Login", name: str | None, plugin: str | None = None) -> User:
 
 @asynccontextmanager
 async def _connected(addresses: list[str], user: User) -> AsyncIterator[tuple["Nats", set[Attempt]]]:
-    """A connection as a user, and what the server has not permitted on it so far.
+    """A connection as a user, and the attempts on it that the server has refused so far.
 
-    A login of the user's own takes precedence over one in the address.
+    The user's own login takes precedence over one in the address.
 
     Raises:
         NotPermitted: The server refuses the login.
@@ -283,7 +283,7 @@ def _attempts(config: Config) -> list[Attempt]:
 
 
 async def _permitted(addresses: list[str], user: User, attempts: Sequence[Attempt]) -> list[Attempt] | None:
-    """Which of them the server lets through; None if it does not let the user in."""
+    """The attempts that the server does not refuse; None if it refuses the login."""
     try:
         async with _connected(addresses, user) as (nats, refused):
             for kind, subject in attempts:
