@@ -594,7 +594,7 @@ def test_prefixes_that_could_reach_elsewhere_are_refused(prefixes: list[str]) ->
 
 @pytest.mark.parametrize("password", ["", 'x" } users', "it's", "back\\slash", "two words", "line\n", "ä", "\x00"])
 def test_a_password_that_the_configuration_cannot_hold_is_refused_and_not_shown(password: str) -> None:
-    with pytest.raises(InvalidArgument, match="passwords: expected printable ASCII.*for trivia") as caught:
+    with pytest.raises(InvalidArgument, match=r"passwords: expected printable ASCII.*for trivia") as caught:
         isolate(["trivia"], passwords={"trivia": password})
     assert not password or password not in str(caught.value)
 
