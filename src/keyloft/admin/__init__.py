@@ -1,4 +1,4 @@
-"""What operators do with a whole database, as functions: the commands of the same names print what these return.
+"""What operators do with a whole database, as functions; the commands with the same names print their results.
 
     from keyloft import admin
 

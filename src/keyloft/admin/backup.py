@@ -33,7 +33,7 @@ class RestoreReport(Struct, frozen=True, kw_only=True):
 
     file: str
     database: str
-    """Where it went, without a password."""
+    """The database that was restored, without a password."""
     rows: int
     version: int
     """The version of the database's last commit."""
@@ -93,10 +93,10 @@ async def restore(
 ) -> RestoreReport:
     """Bring back what a backup holds, all of it or nothing, and compare the database with the backup.
 
-    Other processes may have the database open. Their watches of prefixes end with HISTORY_GONE: what changed is not
-    known. The version counter jumps to the next multiple of 2**40, so that no version is given twice, and the store
-    gets another id. Two restores of one backup into new files are two stores: both give the same versions, and their
-    ids differ.
+    Other processes may have the database open. Their watches of prefixes end with HISTORY_GONE, because it is not known
+    what changed. The version counter jumps to the next multiple of 2**40, so that no version is given twice, and the
+    store gets another id. If one backup is restored into two new files, these are two stores with different ids, which
+    may give the same versions.
 
     Example:
         >>> await admin.restore("nightly.db", "app.db", replace=True)
@@ -129,7 +129,7 @@ async def restore(
         await _check(saved, str(source), progress)
         held = await _digest(wanted, progress, "reading")
         if target is not None and is_new:
-            # A copy of the file brings other programs' tables, too.
+            # The file is copied as a whole, so that tables of other programs come along.
             async with complete_file(target) as unfinished:
                 with stage(progress, "restoring") as advance:
                     await saved.backup(str(unfinished), advance)
@@ -150,7 +150,7 @@ async def _replace_rows(
         rows, before = await _count(target)
         if rows and not lost:
             raise Busy(f"another process wrote into {database.shown} meanwhile; nothing was changed")
-        # Where no row was to be lost, none may have been added since.
+        # If the database was empty, so that nothing could be lost, no row may have been added since.
         with stage(progress, "restoring", held.rows) as advance:
             await target.become(wanted, advance, expected_version=None if lost else before)
         version_if_alone = version_after_jump(before, wanted.version)
@@ -159,7 +159,7 @@ async def _replace_rows(
 
 
 async def _check(saved: Maintenance, origin: str, progress: Progress | None) -> None:
-    """Refuse a backup that is damaged, and so is what it is a copy of."""
+    """Refuse a damaged backup; the database that it is a copy of is damaged, too."""
     with stage(progress, "checking") as advance:
         found = await saved.damage()
         async with saved.snapshot() as snapshot:
@@ -192,10 +192,10 @@ async def _rows_in(database: DatabaseUrl) -> int:
 
 
 async def _verify(held: Digest, found: Snapshot, progress: Progress | None, *, alone: bool = True) -> bool:
-    """Whether a database holds what the backup does; if others write there, it need not.
+    """Whether a database holds what the backup does; if it is not `alone`, others may have changed it.
 
     Raises:
-        DatabaseError: It does not, although no one else wrote.
+        DatabaseError: It holds something else, although no other process wrote.
     """
     is_same = await _digest(found, progress, "comparing") == held
     if not is_same and alone:

@@ -27,7 +27,7 @@ class KeyChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The name of the tuple store, if it has one."""
     plugin: str | UnsetType = UNSET
     key: str | UnsetType = UNSET
-    """As text, as exports have it."""
+    """The key as text, as exports have it."""
     key_hex: str | UnsetType = UNSET
     """Instead of `key`, if that can't be decoded."""
 

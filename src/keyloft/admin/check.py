@@ -110,7 +110,7 @@ class _Examination:
 
     @contextmanager
     def noting(self, where: str, what: str = "") -> Iterator[None]:
-        """Add an error that is a finding. A server that is away, a lock or a missing permission prevents the check."""
+        """Add an error as a finding; raise it if it prevents the check: no answer, a lock, a missing permission."""
         try:
             yield
         except (errors.SchemaTooOld, errors.SchemaTooNew) as error:
@@ -176,7 +176,7 @@ def _defects(space: Space, row: Record, snapshot: Snapshot, checker: RowChecker)
 
 
 def _key_fault(key: Key) -> str | None:
-    """Why no caller can read the entry of a plugin, or of a tuple store, if so."""
+    """Why no caller can read the entry of a plugin or of a tuple store; None if callers can."""
     try:
         if isinstance(key, tuple):
             plugin, name = key

@@ -34,14 +34,14 @@ async def compact(database: Database, *, progress: Progress | None = None) -> Co
 
     Args:
         database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
-        progress: Called when the work begins and when it is done: no engine reports how far it is.
+        progress: Called when the work begins and when it is done: no engine reports progress in between.
 
     Returns:
         The sizes before and after.
 
     Raises:
         Busy: Other processes hold the database for too long.
-        DatabaseError: It can't be opened or written.
+        DatabaseError: The database can't be opened or written.
     """
     async with opened(database) as maintenance:
         before = await maintenance.facts()

@@ -1,4 +1,4 @@
-"""Opens the databases that a function of this package works on, and reports how far its work is."""
+"""Opens the databases that a function of this package works on, and reports its progress."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,8 +25,8 @@ async def opened(database: Database | DatabaseUrl, *, make: bool = False) -> Asy
     """A whole database, until the block ends; `make` creates it, or its tables.
 
     Raises:
-        CannotOpen: There is no such file.
-        DatabaseError: It can't be opened.
+        CannotOpen: The file does not exist.
+        DatabaseError: The database can't be opened.
     """
     url = DatabaseUrl.parse(database)
     async with aclosing(await open_maintenance(url, make=make)) as whole:
@@ -35,7 +35,7 @@ async def opened(database: Database | DatabaseUrl, *, make: bool = False) -> Asy
 
 @contextmanager
 def stage(progress: Progress | None, name: str, total: int | None = None) -> Iterator[maintenance.Progress]:
-    """Report that a stage begins, how far it is, and its end: by then the total is known, since it is what was done.
+    """Report the beginning, the progress and the end of a stage; at the end, the total is how much was done.
 
     Args:
         progress: Called with each report.

@@ -34,7 +34,7 @@ class ExportWriter:
         self.after: Position | None = None
         """The last entry of an export that is continued."""
         self.sha256 = ""
-        """Of all lines but the last one, which names it."""
+        """The hash of all lines but the last one, which has it."""
 
     def begin(self, version: int, only: Mapping[str, str]) -> None:
         """Write the first line, unless the file that is continued has one."""
@@ -57,10 +57,10 @@ class ExportWriter:
         self._out.write(text)
 
     def resume(self, only: Mapping[str, str]) -> None:
-        """Read an export that did not end, and continue after its last whole entry: what is behind it is cut off.
+        """Read an incomplete export, and continue after its last whole entry; what follows that entry is cut off.
 
         Raises:
-            InvalidArgument: It is an export of another part of the database.
+            InvalidArgument: The file is an export of another part of the database.
         """
         last, size = b"", 0
         for line, is_whole in _split(self._out):
@@ -74,8 +74,8 @@ class ExportWriter:
                 self.entries += 1
             elif mark.only != only:
                 raise InvalidArgument(
-                    f"{self._out.name} is of another part: pass its prefix=, plugin=, project= and name=, or "
-                    "overwrite=True"
+                    f"{self._out.name} is an export of another part of the database: pass its prefix=, plugin=, "
+                    "project= and name=, or overwrite=True"
                 )
             self._has_head = True
             self._hash.update(line + b"\n")
@@ -94,7 +94,7 @@ async def writable(
     """An export to a stream; or to a file, which is FILE.partial until all of it is written and on disk.
 
     Raises:
-        InvalidArgument: There is a file of that name already, or an export that did not end; or no folder.
+        InvalidArgument: The file exists already, or an incomplete export does; or the folder does not exist.
     """
     if not isinstance(target, str | os.PathLike):
         if not hasattr(target, "write"):
@@ -112,7 +112,7 @@ async def writable(
     unfinished = file.with_name(f"{file.name}.partial")
     if unfinished.exists() and not (resume or overwrite):
         raise InvalidArgument(
-            f"{unfinished} did not end: resume=True continues that export, overwrite=True replaces it"
+            f"{unfinished} is an incomplete export: resume=True continues it, overwrite=True replaces it"
         )
     if not resume:
         unfinished.unlink(missing_ok=True)
@@ -225,7 +225,7 @@ def _check_complete(end: lines.LastLine, entries: int, sha256: str | None) -> No
 
 
 def _split(source: IO[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Lines without their ends, and whether they had one. A raw stream would read its lines byte by byte."""
+    """Lines without their line ends, and whether they had one; `readline` of a raw stream would read byte by byte."""
     pieces: list[bytes] = []
     while chunk := source.read(limits.SCAN_BYTES):
         first, *rest = chunk.split(b"\n")

@@ -1,4 +1,4 @@
-"""The format of exports: entries as lines of JSON, from which every database can store them as they were.
+"""The format of exports: entries as lines of JSON, which every database can import as they were.
 
 The first line has the version of the database, each line after it an entry, and the last line the number of entries and
 the SHA-256 of all lines before it, so that a file that was cut is noticed. Times are milliseconds since 1970.
@@ -11,11 +11,11 @@ the SHA-256 of all lines before it, so that a file that was cut is noticed. Time
     {"keyloft":"end","entries":4,"version":42,"sha256":"…"}
 
 A key of a tuple store is written as on the command line, with the name of its store if it has one; a key of the
-semantic store as its row has it, with percent signs as in a URL. A value stands under the name of its kind: `value` is
-JSON, `bytes` is base64, `u64` a counter. What is damaged, or can't be written in a line as it is, is `key_hex`, or
-`raw` in base64 with its `encoding`.
+semantic store as its row has it, with percent signs as in a URL. A value has the name of its kind: `value` is JSON,
+`bytes` is base64, `u64` a counter. A key that is damaged, or can't be written in a line, is `key_hex`; such a value is
+`raw` in base64, with its `encoding`.
 
-A file written by hand has entries alone: neither a first nor a last line.
+A file written by hand has only entries: neither a first nor a last line.
 """
 
 import base64
@@ -55,9 +55,9 @@ class FirstLine(
     version: _Version = 0
     """The version of the last commit that the export contains."""
     clock: _Version = 0
-    """What format 1 called the version; such files are refused by name."""
+    """The version in format 1, so that such files are recognised, and refused with a message."""
     only: dict[str, str] = {}
-    """Which part of the database it is; empty for all of it."""
+    """Which part of the database the export has; empty for all of it."""
 
 
 class LastLine(Struct, kw_only=True, tag_field="keyloft", tag="end", forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ class LastLine(Struct, kw_only=True, tag_field="keyloft", tag="end", forbid_unkn
 
 
 class Line(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """An entry. One that is written by hand needs a key and a value."""
+    """An entry. A line written by hand needs only a key and a value."""
 
     space: Space | UnsetType = UNSET
     store: str | UnsetType = UNSET
@@ -145,7 +145,7 @@ def written_key(space: Space, key: Key) -> Line:
 
 
 def row_name(space: Space, key: Any) -> str:
-    """A row for people: its space, and its key as it is written elsewhere, or with what can't be printed escaped."""
+    """The name of a row for people: its space, and its key as text, with unprintable characters escaped."""
     name = ascii(key)
     if space is Space.PLUGINS:
         if all(isinstance(part, str) for part in key):
@@ -178,7 +178,7 @@ def _write_value(line: Line, row: Record) -> None:
 
 
 def _is_one_line(value: bytes) -> bool:
-    """Whether it is JSON that comes back as it is from the middle of a line."""
+    """Whether a value is JSON that can stand in a line, and is read back unchanged."""
     with contextlib.suppress(Undecodable):
         decode_json(value)
         return b"\n" not in value and value.strip() == value
@@ -189,7 +189,7 @@ def read_mark(line: bytes) -> FirstLine | LastLine | None:
     """The first or the last line of an export, if it is one.
 
     Raises:
-        InvalidArgument: It is of another format.
+        InvalidArgument: The export has another format.
     """
     if b'"keyloft"' not in line:
         return None
@@ -199,7 +199,8 @@ def read_mark(line: bytes) -> FirstLine | LastLine | None:
         return None
     if isinstance(mark, FirstLine) and mark.format != FORMAT:
         later, earlier = "a later version of Keyloft: upgrade Keyloft", "an earlier version: export the database again"
-        raise InvalidArgument(f"this file has format {mark.format}, of {later if mark.format > FORMAT else earlier}")
+        whose = later if mark.format > FORMAT else earlier
+        raise InvalidArgument(f"this file has format {mark.format}, which is that of {whose}")
     return mark
 
 
@@ -207,7 +208,7 @@ def read(line: bytes, now: int) -> tuple[Space, Record]:
     """The entry of a line.
 
     Raises:
-        InvalidArgument: It holds no entry; the message says why, and quotes no value.
+        InvalidArgument: The line holds no entry; the message says why, and shows no value.
     """
     try:
         entry = on_any_stack(_read_line, line)

@@ -1,4 +1,4 @@
-"""Writes files that their owner alone can read, and that get their name once they are complete and on disk."""
+"""Writes files that only their owner can read, and that get their name once they are complete and on disk."""
 
 import os
 import secrets
@@ -30,7 +30,7 @@ def unfinished_file(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A file to write beside `target`; it is removed when the block ends, unless `give_name` has given it its name.
 
     Raises:
-        InvalidArgument: A file has that name already, and is not to be overwritten.
+        InvalidArgument: A file has that name already, and `overwrite` is False.
         CannotOpen: No file can be made there.
     """
     check_name(target, overwrite=overwrite)
@@ -72,7 +72,7 @@ def give_name(file: Path, target: Path, *, overwrite: bool) -> None:
     """
     _sync(file)
     try:
-        # A rename would replace what another process made meanwhile; a link does not.
+        # A rename would replace a file that another process made meanwhile; a link does not.
         os.link(file, target)
     except OSError:
         # The name is taken, or the file system has no links.

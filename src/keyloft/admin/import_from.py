@@ -44,10 +44,10 @@ class ImportFromReport(ImportReport, frozen=True, kw_only=True):
     """What became of the entries of another store."""
 
     expired: int = 0
-    """They had expired, and were left out."""
+    """Entries that had expired, and were left out."""
     refused: int = 0
     refusals: tuple[str, ...] = ()
-    """The keys of the first hundred refused ones, and why."""
+    """The keys of the first hundred entries that were refused, and why."""
 
 
 async def import_from(
@@ -100,11 +100,11 @@ async def import_from(
     with ThreadPoolExecutor(1, "keyloft admin") as reader, stage(progress, "importing") as advance:
 
         async def next_slice() -> Slice | None:
-            # Always the same thread: some files may be read by the thread alone that opened them.
+            # Always in the same thread: some files can only be read by the thread that opened them.
             return await asyncio.get_running_loop().run_in_executor(reader, next, slices, None)
 
         try:
-            rows = await next_slice()  # before the database is made: the source may be none
+            rows = await next_slice()  # before the database is made: the source may not exist
             async with opened(database, make=True) as target:
                 while rows is not None:
                     if rows:

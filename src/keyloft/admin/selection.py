@@ -1,4 +1,4 @@
-"""Which entries of a database are meant, and the rows that hold them."""
+"""Selects entries of a database: everything, or a prefix, a plugin, a project, a named store; and reads their rows."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, TypeAlias
@@ -27,16 +27,16 @@ class Selection(Struct, frozen=True):
 
     parts: tuple[Range, ...] = EVERYTHING
     named: dict[str, str] = {}
-    """What was selected, as an export's first line has it."""
+    """The selectors, as an export's first line has them."""
 
     @classmethod
     def of(
         cls, prefix: TupleKey | None, plugin: str | None, project: str | None, name: str | None = None
     ) -> "Selection":
-        """Several parts together; everything if none is named. `prefix` is in the store of that name.
+        """The selection of all named parts; everything if none is named. `prefix` is in the store called `name`.
 
         Raises:
-            InvalidInput: One of them can't exist.
+            InvalidInput: A prefix, plugin, project or store can't have this name.
         """
         parts: list[Range] = []
         named: dict[str, str] = {}
@@ -80,8 +80,8 @@ async def rows_of(
 async def movable_rows(snapshot: Snapshot, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
     """The rows of a range that are to be exported or copied, in pages.
 
-    Expired rows are left out, except those of workflows: they can be restored, and their expiry is to be recorded. So
-    are the rows of services, which are of use to the clients of this database alone.
+    Expired rows are left out, except those of workflows: they can be restored, and their expiry must be recorded. Rows
+    that services keep for their clients are left out, too: they are of no use in another database.
     """
     async for rows in snapshot.rows(part, after):
         _check_types(part.space, rows)
@@ -92,7 +92,7 @@ async def movable_rows(snapshot: Snapshot, part: Range, after: Key | None = None
 
 
 def _check_types(space: Space, rows: Sequence[Record]) -> None:
-    """SQLite stores any type in any column: a row written by hand would be another one where it arrives.
+    """Refuse rows written by hand with wrong types, which SQLite stores in any column: they would change on the way.
 
     Raises:
         Undecodable: A row has a key, value or time of another type.

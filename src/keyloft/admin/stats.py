@@ -103,8 +103,8 @@ async def stats(
         progress: Called with the stage, how many rows are counted, and the total, which is None until the end.
 
     Returns:
-        The counts. What has expired and is not yet swept is not an entry any more. Each slice of some thousand rows is
-        counted as it is at that moment, so that nothing waits while a large database is counted.
+        The counts. An entry that has expired and is not yet swept does not count as an entry. Each slice of some
+        thousand rows is counted as it is at that moment, so that nothing waits while a large database is counted.
 
     Raises:
         InvalidArgument: `soon` is out of range.
@@ -143,7 +143,7 @@ def _datetime(moment: int) -> datetime:
 
 
 async def _count(snapshot: Snapshot, soon: int, progress: Progress | None) -> dict[Space, dict[Any, Tally]]:
-    """By space and owner, a named store, a project or a plugin; None for rows without an owner."""
+    """Tallies by space and owner (a named store, a project or a plugin); None for rows without an owner."""
     now, then, rows = snapshot.now, snapshot.now + soon, 0
     counted: dict[Space, dict[Any, Tally]] = {space: defaultdict(Tally) for space in Space}
     with stage(progress, "counting") as advance:
@@ -182,5 +182,5 @@ def _sum(tallies: Collection[Tally]) -> Tally:
 
 
 def _owned(owners: dict[Any, Tally]) -> dict[Any, Tally]:
-    # By text: a plugin's name that was written by hand may be bytes.
+    # Sorted as text: a plugin's name that was written by hand may be bytes.
     return dict(sorted([one for one in owners.items() if one[0] is not None], key=lambda one: str(one[0])))

@@ -106,14 +106,14 @@ def compact(database: Database, *, progress: Progress | None = None) -> CompactR
 
     Args:
         database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
-        progress: Called when the work begins and when it is done: no engine reports how far it is.
+        progress: Called when the work begins and when it is done: no engine reports progress in between.
 
     Returns:
         The sizes before and after.
 
     Raises:
         Busy: Other processes hold the database for too long.
-        DatabaseError: It can't be opened or written.
+        DatabaseError: The database can't be opened or written.
     """
     return run_alone(asynchronous.compact(database, progress=progress))
 
@@ -195,10 +195,10 @@ def export(
         target: A file, or a binary stream to write to.
         prefix: Of the tuple store, the unnamed one or that of `name`, only what is below it.
         plugin: Only what this plugin stores.
-        project: Only this project, `tenant/<tenant>/project/<project>`. Of several selectors, all parts are exported.
+        project: Only this project, `tenant/<tenant>/project/<project>`. With several selectors, all parts are exported.
         name: Only the tuple store of this name.
-        resume: Continue an export that did not end; it then has entries as they are when they are read.
-        overwrite: Replace `target`, or an export that did not end.
+        resume: Continue an incomplete export; its further entries are then as they are now.
+        overwrite: Replace `target`, or an incomplete export.
         progress: Called with the stage, how much is done, and the total or None.
 
     Returns:
@@ -237,8 +237,8 @@ def import_(
 ) -> ImportReport:
     """Store the entries of an export, with their versions and expiries, in a database that is made if need be.
 
-    Some thousand entries at a time are stored in one commit. After an error the same call continues: it passes over
-    what is stored already.
+    Some thousand entries at a time are stored in one commit. After an error the same call continues: it skips what is
+    stored already.
 
     Example:
         >>> admin.import_("users.jsonl", "app.db", existing="keep")
@@ -336,10 +336,10 @@ def restore(
 ) -> RestoreReport:
     """Bring back what a backup holds, all of it or nothing, and compare the database with the backup.
 
-    Other processes may have the database open. Their watches of prefixes end with HISTORY_GONE: what changed is not
-    known. The version counter jumps to the next multiple of 2**40, so that no version is given twice, and the store
-    gets another id. Two restores of one backup into new files are two stores: both give the same versions, and their
-    ids differ.
+    Other processes may have the database open. Their watches of prefixes end with HISTORY_GONE, because it is not known
+    what changed. The version counter jumps to the next multiple of 2**40, so that no version is given twice, and the
+    store gets another id. If one backup is restored into two new files, these are two stores with different ids, which
+    may give the same versions.
 
     Example:
         >>> admin.restore("nightly.db", "app.db", replace=True)
@@ -376,8 +376,8 @@ def stats(database: Database, *, soon: float = limits.SOON_SECONDS, progress: Pr
         progress: Called with the stage, how many rows are counted, and the total, which is None until the end.
 
     Returns:
-        The counts. What has expired and is not yet swept is not an entry any more. Each slice of some thousand rows is
-        counted as it is at that moment, so that nothing waits while a large database is counted.
+        The counts. An entry that has expired and is not yet swept does not count as an entry. Each slice of some
+        thousand rows is counted as it is at that moment, so that nothing waits while a large database is counted.
 
     Raises:
         InvalidArgument: `soon` is out of range.

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a daemon thread. Neither a cancelled caller nor the end of the process waits for it."""
+    """Run `work` in a daemon thread. A cancelled caller does not wait for it, nor does the end of the process."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 

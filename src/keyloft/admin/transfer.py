@@ -35,7 +35,7 @@ class ExportReport(Struct, frozen=True, kw_only=True):
     version: int
     """The version of the last commit that it contains."""
     sha256: str
-    """Of all lines but the last one, which names it."""
+    """The hash of all lines but the last one, which has it."""
 
 
 class ImportReport(Struct, frozen=True, kw_only=True):
@@ -43,9 +43,9 @@ class ImportReport(Struct, frozen=True, kw_only=True):
 
     new: int = 0
     same: int = 0
-    """An equal entry was stored already."""
+    """Entries of which an equal one was stored already."""
     kept: int = 0
-    """Another entry was stored, and stays."""
+    """Entries in whose place another one was stored, which stays."""
     replaced: int = 0
 
 
@@ -88,10 +88,10 @@ async def export(
         target: A file, or a binary stream to write to.
         prefix: Of the tuple store, the unnamed one or that of `name`, only what is below it.
         plugin: Only what this plugin stores.
-        project: Only this project, `tenant/<tenant>/project/<project>`. Of several selectors, all parts are exported.
+        project: Only this project, `tenant/<tenant>/project/<project>`. With several selectors, all parts are exported.
         name: Only the tuple store of this name.
-        resume: Continue an export that did not end; it then has entries as they are when they are read.
-        overwrite: Replace `target`, or an export that did not end.
+        resume: Continue an incomplete export; its further entries are then as they are now.
+        overwrite: Replace `target`, or an incomplete export.
         progress: Called with the stage, how much is done, and the total or None.
 
     Returns:
@@ -110,7 +110,7 @@ async def export(
             with stage(progress, "exporting", total) as advance:
                 writer.begin(snapshot.version, selection.named)
                 async for space, rows in rows_of(snapshot, selection, writer.after):
-                    # In a thread: the reader of a pipe may be slow, and Ctrl-C ends the wait.
+                    # In a thread that may be abandoned: the reader of a pipe may be slow, and Ctrl-C must end the wait.
                     await in_thread(partial(writer.write, space, rows))
                     advance(writer.entries, None)
                 await in_thread(lambda: writer.finish(snapshot.version))
@@ -131,8 +131,8 @@ async def import_(
 ) -> ImportReport:
     """Store the entries of an export, with their versions and expiries, in a database that is made if need be.
 
-    Some thousand entries at a time are stored in one commit. After an error the same call continues: it passes over
-    what is stored already.
+    Some thousand entries at a time are stored in one commit. After an error the same call continues: it skips what is
+    stored already.
 
     Example:
         >>> await admin.import_("users.jsonl", "app.db", existing="keep")
@@ -160,7 +160,7 @@ async def import_(
     with readable(source) as (stream, size), stage(progress, "importing", size) as advance:
         reader, loaded = ExportReader(stream, selection), Loaded()
         async with opened(database, make=True) as target:
-            # In a thread that may be abandoned: a pipe may be silent for ever, and Ctrl-C ends the wait.
+            # In a thread that may be abandoned: a pipe may be silent for ever, and Ctrl-C must end the wait.
             while rows := await in_thread(reader.take):
                 await load(target, rows, reader.version, conflict, loaded)
                 advance(reader.done_bytes, None)
@@ -229,7 +229,7 @@ async def copy(
 
 
 class Comparison(Struct):
-    """How what was copied compares with its source."""
+    """How the copied entries compare with those of the source."""
 
     compared: int = 0
     missing: int = 0
@@ -245,7 +245,7 @@ class Comparison(Struct):
 async def compare(
     source: Snapshot, target: Snapshot, selection: Selection, advance: Callable[[int, None], object] = lambda *_: None
 ) -> Comparison:
-    """Read both, key by key. What else the target holds does not matter."""
+    """Compare two databases key by key. Further rows of the target don't matter."""
     found, hashes = Comparison(), (hashlib.sha256(), hashlib.sha256())
     for part in selection.parts:
         wanted = _one_by_one(movable_rows(source, part))
@@ -255,7 +255,7 @@ async def compare(
             while current is not None and current.key < row.key:
                 current = await anext(stored, None)
             if (current is None or current.key != row.key) and not row.is_alive(target.now):
-                continue  # it expired on the way, and was swept
+                continue  # the entry expired meanwhile, and was swept
             found.compared += 1
             if not found.compared % limits.ROWS_BETWEEN_PROGRESS:
                 advance(found.compared, None)
@@ -294,7 +294,7 @@ async def _one_by_one(pages: AsyncIterator[Sequence[Record]]) -> AsyncIterator[R
 
 
 def _bytes(space: Space, row: Record) -> bytes:
-    """What a row holds, as bytes that no other row has."""
+    """A row as bytes, to be compared."""
     key = row.key if isinstance(row.key, bytes) else "\x00".join(row.key).encode()
     head = f"{space} {len(key)} {len(row.value)} {row.encoding} {row.expires_at}\n"
     return head.encode() + key + row.value
@@ -303,7 +303,7 @@ def _bytes(space: Space, row: Record) -> bytes:
 async def load(
     target: Maintenance, rows: Slice, version: int, existing: Existing, loaded: Loaded, *, is_copy: bool = False
 ) -> None:
-    """Store rows in one commit, and count what they met; `version` is that of the database they come from."""
+    """Store rows in one commit, and count the outcomes; `version` is that of the database they come from."""
     try:
         # A file without a first line may still name versions.
         highest = max(version, *[row.version for _, row in rows])

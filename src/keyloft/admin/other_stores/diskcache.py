@@ -1,4 +1,4 @@
-"""Reads a folder of diskcache, of a Cache, an Index or a FanoutCache, with its default Disk or with JSONDisk."""
+"""Reads a folder of diskcache: a Cache, an Index or a FanoutCache, with the default Disk or with JSONDisk."""
 
 import json
 import sqlite3
@@ -22,7 +22,7 @@ def read(folder: Path, unpickle: Unpickle, table: str | None) -> Iterator[Foreig
     """The entries of a folder.
 
     Raises:
-        InvalidArgument: It is not one of diskcache.
+        InvalidArgument: The folder is not one of diskcache.
     """
     if table is not None:
         raise InvalidArgument("table: only for sqlitedict; a folder of diskcache has one table")
@@ -57,7 +57,7 @@ def _read_shard(folder: Path, unpickle: Unpickle) -> Iterator[ForeignEntry | Ref
 
 
 def _is_of_json_disk(first: tuple[Any, int] | None) -> bool:
-    """Whether JSONDisk wrote the first key of a folder; which Disk a folder has is not stored."""
+    """Whether JSONDisk wrote the first key of a folder: diskcache does not store which Disk a folder has."""
     if first is None or not isinstance(first[0], bytes) or not first[1]:
         return False
     try:

@@ -21,7 +21,7 @@ class RefusedEntry(Struct, frozen=True):
     """An entry that is not imported."""
 
     key: str
-    """As it can be shown."""
+    """The key, as it can be shown."""
     reason: str
 
 
@@ -33,7 +33,7 @@ Unpickle: TypeAlias = Callable[[bytes], Any]
 
 
 def refuse_pickle(data: bytes) -> Any:
-    """Read no pickle.
+    """Refuse a pickle.
 
     Raises:
         NotReadable: Always.
@@ -45,10 +45,10 @@ def refuse_pickle(data: bytes) -> Any:
 
 
 def read_plain_pickle(data: bytes) -> Any:
-    """What a pickle of plain data holds. One that names a class or a function is refused, so that no code of it runs.
+    """The plain data in a pickle. A pickle that names a class or a function is refused, so that none of its code runs.
 
     Raises:
-        NotReadable: It names one, or is damaged.
+        NotReadable: The pickle names a class or a function, or is damaged.
     """
     try:
         return _PlainUnpickler(io.BytesIO(data)).load()

@@ -8,13 +8,13 @@ from keyloft.errors import InvalidArgument
 
 
 def open_foreign(file: Path) -> sqlite3.Connection:
-    """A connection that reads a file, for whichever thread has it.
+    """A connection that reads a file; any thread may use it.
 
-    Python's own SQLite serves here, and never for a file of Keyloft: to close one would drop the locks of the other
-    SQLite library, that of the engine.
+    It uses Python's own SQLite, which must never open a file of Keyloft: closing such a file would drop the locks that
+    the engine's SQLite library has on it.
 
     Raises:
-        InvalidArgument: There is no such file, or it is not one of SQLite.
+        InvalidArgument: The file does not exist, or is not one of SQLite.
     """
     if not file.is_file():
         raise InvalidArgument(f"there is no file {file}")
