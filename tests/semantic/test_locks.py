@@ -130,7 +130,7 @@ class TestAcquiring:
             shared = store.lock(KEY, writer="second")
             waiting = asyncio.create_task(shared.acquire())
             await asyncio.sleep(0)
-            with pytest.raises(InvalidArgument, match="make another one"):
+            with pytest.raises(InvalidArgument, match="make another Lock"):
                 await shared.acquire()
         await asyncio.wait_for(waiting, AT_ONCE_SECONDS)
         await shared.release()

@@ -35,7 +35,7 @@ VERSION = 'expected the version of the stored entry, 0 if there must be none, or
 SECONDS = "expected a number of seconds above 0, at most 31,622,400,000"
 PURPOSE = "expected a name such as cursor: a-z 0-9 _, a letter first, at most 64 characters"
 HINTS = "expected a list of at most 32 texts"
-PROJECT_RULE = "expected a tenant and a project, as in tenant/acme/project/web, and perhaps how a path begins"
+PROJECT_RULE = "expected a tenant and a project, as in tenant/acme/project/web, and perhaps the beginning of a path"
 
 LIST: Any = [7]
 GOOD: dict[str, Any] = {"expected_version": "*", "writer": WRITER}
@@ -212,7 +212,7 @@ async def test_a_path_of_the_client_and_of_a_request_is_named(nats_url: str, ask
          "semantics.purpose: expected one of checkpoint, config, cursor, feature_flag, index_version, lock, "
          "got 'lease'; SemanticStore(kv, purposes=[…]), or `keyloft serve --purposes …`, registers another one"),
         ("put", {**PUT, "semantics": {"purpose": "lock"}},
-         f"semantics.ttlSeconds: {TTL}, got null; a lock becomes free so long after its holder died"),
+         f"semantics.ttlSeconds: {TTL}, got null; a lock becomes free this long after its holder died"),
         ("list", {"prefix": 5}, "prefix: expected a string, the path within the project, got a number"),
         ("list", {"prefix": "A"},
          f"prefix: expected the beginning of a path: {PARTS}, single slashes between the parts, "
@@ -241,9 +241,9 @@ async def test_a_request_is_refused_by_its_field(asking: Any, operation: str, fi
     ("call", "message"),
     [
         (lambda s: s.lock(LOCK, writer=WRITER, ttl=0),
-         f"ttl: {TTL}; a lock becomes free so long after its holder died"),
+         f"ttl: {TTL}; a lock becomes free this long after its holder died"),
         (lambda s: s.lock(LOCK, writer=WRITER, ttl=None),
-         f"ttl: {TTL}, got None; a lock becomes free so long after its holder died"),
+         f"ttl: {TTL}, got None; a lock becomes free this long after its holder died"),
         (lambda s: s.lock(LOCK, writer=WRITER, wait="5"),
          "wait: expected a number of seconds from 0 on, or None to wait until the lock is free, got str"),
         (lambda s: s.lock(LOCK, writer=7), "writer: expected a non-empty str, got int"),

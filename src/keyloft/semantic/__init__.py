@@ -7,7 +7,8 @@
     SyncSemanticStore(kv)                         # the same without await, on what keyloft.open_sync returns
     client = await SemanticClient.connect("nats://…", tenant="acme", project="web")
 
-Reads return an `Envelope`; `VersionConflict` has the stored entry, if it is not the expected one.
+Reads return an `Envelope`. A write that does not find the entry that it expects raises `VersionConflict`, which has the
+stored entry.
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
 """The audit trail: who did what to which entry, when and why, with keyed hashes instead of values.
 
-A record is a row of its project's log, written by the commit that it is about. Its key ends with that commit's version,
-so the log is in the order of what happened.
+A record is a row of its project's audit log, written by the commit that it describes. Its key ends with that commit's
+version, so the log is in the order of what happened.
 
 The trail of one key is read by an index. The entry's own row lists the records of its latest changes; every 16th put,
-and each delete or expiry, moves that list into an index row. So most puts write one row for the trail. A conflict
-changes no entry: a row of its own points to its record.
+and each delete or expiry, moves that list into an index row. So most puts write only one row for the trail. A conflict
+changes no entry, so a separate row points to its record.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ AuditAction: TypeAlias = Literal["put", "delete", "expire", "conflict", "restore
 _VERSION_BYTES: Final = 8
 POSITION_BYTES: Final = _VERSION_BYTES + 2
 _HIGHEST: Final = b"\xff" * POSITION_BYTES
-"""Above the position of every record."""
+"""A position above that of every record."""
 
 
 class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -54,14 +54,14 @@ class AuditRecord(Struct, frozen=True, kw_only=True, rename="camel"):
     sequence: int
     """The version of the commit that wrote this record; no two commits share one."""
     expected_version: int | str | None = None
-    """Of a conflict: what was expected, and not found."""
+    """For a conflict: the version that the caller expected."""
     reason: str | None = None
-    """Of a conflict: version, request_id or fence. Of an expiry: who last wrote the entry."""
+    """For a conflict: version, request_id or fence. For an expiry: who last wrote the entry."""
     correlation_id: str | None = None
 
 
-class Fact(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """The value of a record's row; the row has the version and the time."""
+class StoredAuditRecord(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """An audit record as its row's value holds it; version and time are the row's."""
 
     action: AuditAction = msgspec.field(name="a")
     path: str = msgspec.field(name="k")
@@ -77,8 +77,8 @@ class Fact(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     correlation_id: str | None = msgspec.field(name="i", default=None)
 
 
-read_fact = row_reader(Fact, "the audit record {!r} is damaged")
-"""What a row of the log holds."""
+read_audit_record = row_reader(StoredAuditRecord, "the audit record {!r} is damaged")
+"""The audit record that a row of the log holds."""
 
 
 class Hasher:
@@ -89,7 +89,7 @@ class Hasher:
 
     def of(self, key: EntryKey, value: bytes) -> str:
         made = self._keyed.copy()
-        # With the key of the entry, so that equal values of two entries have different hashes.
+        # The hash includes the entry's key, so that equal values of two entries have different hashes.
         made.update(b"%b\x00%b" % (key.entry, value))
         return made.hexdigest()
 
@@ -98,7 +98,7 @@ def configured_hasher(key: bytes | str | None) -> Hasher | None:
     """The hasher of the given audit key, or of the environment's KEYLOFT_AUDIT_KEY; None if there is neither.
 
     Raises:
-        InvalidArgument: The given key is empty, or no key at all.
+        InvalidArgument: The given key is empty, or neither bytes nor a str.
     """
     if key is None:
         key = os.environ.get("KEYLOFT_AUDIT_KEY") or None
@@ -110,7 +110,7 @@ def configured_hasher(key: bytes | str | None) -> Hasher | None:
 
 
 def position(version: int, number: int) -> bytes:
-    """A record position, with which its key ends: the version of its commit, and its number within that commit."""
+    """The position of a record, with which its row's key ends: the version of its commit, and its number in it."""
     return version.to_bytes(_VERSION_BYTES) + number.to_bytes(2)
 
 
@@ -119,19 +119,21 @@ def positions(joined: bytes) -> list[bytes]:
     return [joined[at : at + POSITION_BYTES] for at in range(0, len(joined), POSITION_BYTES)]
 
 
-def rows_for(key: EntryKey, fact: Fact, number: int, *, expire_in: int, index: bytes | None = None) -> list[Append]:
-    """The rows that record a fact.
+def rows_for(
+    key: EntryKey, record: StoredAuditRecord, number: int, *, expire_in: int, index: bytes | None = None
+) -> list[Append]:
+    """The rows of an audit record: its own, and one that lists it, where one is written.
 
     Args:
-        key: The key that it is about.
-        fact: What happened.
+        key: The key that the record is about.
+        record: What happened.
         number: The number of this record within its commit.
         expire_in: After how many milliseconds the rows expire.
         index: The positions of earlier records that an index row lists from now on; None writes no index row.
     """
     suffix = number.to_bytes(2)
-    rows = [Append(SPACE, key.audit_log, to_json(fact), Encoding.JSON, expire_in, suffix)]
-    if fact.action == "conflict":
+    rows = [Append(SPACE, key.audit_log, to_json(record), Encoding.JSON, expire_in, suffix)]
+    if record.action == "conflict":
         rows.append(Append(SPACE, key.conflicts, b"", Encoding.BYTES, expire_in, suffix))
     elif index is not None:
         rows.append(Append(SPACE, key.audit_index, index, Encoding.BYTES, expire_in, suffix))
@@ -186,13 +188,13 @@ class AuditTrail(SourceList[AuditRecord]):
         while more and left:
             found, more = await self._find(key, low, high, min(left, size))
             records = await self._engine.read(*[Get(SPACE, self._log + each) for each in found])
-            page = [record for record in records if record is not None]  # the rest was kept long enough
+            page = [record for record in records if record is not None]  # older records have expired
             yield page
             left -= len(page)
             if more:
                 low, high = (low, found[-1]) if self._reverse else (found[-1] + b"\x00", high)
                 size = limits.SCAN_ROWS
-                await asyncio.sleep(0)  # reads may not wait for anything: other tasks get their share
+                await asyncio.sleep(0)  # a read may complete without waiting, and other tasks must run, too
 
     async def _find(self, key: EntryKey, low: bytes, high: bytes, count: int) -> tuple[list[bytes], bool]:
         """The positions of up to this many records between two positions, and whether there are more."""
@@ -201,7 +203,7 @@ class AuditTrail(SourceList[AuditRecord]):
             Get(SPACE, key.entry, include_expired=True),
             Scan(SPACE, index + low, index + high, count, self._reverse, times=True),
             Scan(SPACE, conflicts + low, conflicts + high, count, self._reverse, keys_only=True, times=True),
-            # An index row lists records before it: this one may list some below `high`.
+            # An index row lists records before its own position: the next one after `high` may list some below it.
             Scan(SPACE, index + high, index + _HIGHEST, 1, times=True),
         )
         found = {pointer[-POSITION_BYTES:] for pointer in refused.keys}
@@ -210,7 +212,7 @@ class AuditTrail(SourceList[AuditRecord]):
         if entry is not None:
             stored = read_entry(entry)
             found.update(positions(stored.unindexed), [position(entry.version, stored.number)])
-        # Beyond the last row of a scan that ended early, the other scan's records are not next.
+        # If a scan reached its limit, there may be further rows after its last one: only records up to there are next.
         known = [refused.keys[-1][-POSITION_BYTES:]] if len(refused) == count else []
         if len(changed) == count:
             known.append((min if self._reverse else max)(_listed(changed[-1])))
@@ -222,12 +224,12 @@ class AuditTrail(SourceList[AuditRecord]):
         return page[:count], bool(known) or len(page) > count
 
     def _shown(self, record: Record) -> AuditRecord:
-        fact = read_fact(record)
-        fields = msgspec.structs.asdict(fact)
+        stored = read_audit_record(record)
+        fields = msgspec.structs.asdict(stored)
         return AuditRecord(
             key=self._project + fields.pop("path"),
-            directive=directive_of(fact.writer),
-            version_after=record.version if fact.action in ("put", "restore") else None,
+            directive=directive_of(stored.writer),
+            version_after=record.version if stored.action in ("put", "restore") else None,
             at=moment(record.updated_at),
             sequence=record.version,
             **fields,

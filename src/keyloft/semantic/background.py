@@ -1,4 +1,4 @@
-"""Jobs that no caller waits for, until the store or client that began them is closed."""
+"""Runs jobs that no caller waits for; closing the store or client that began them waits for their end."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class BackgroundJobs:
-    """Runs jobs that their callers can't wait for."""
+    """Jobs that run in the background."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -18,6 +18,6 @@ class BackgroundJobs:
         task.add_done_callback(self._tasks.discard)
 
     async def finish(self) -> None:
-        """Wait for all of them."""
+        """Wait for the end of all jobs."""
         if self._tasks:
             await asyncio.wait(self._tasks)

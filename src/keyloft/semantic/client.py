@@ -1,4 +1,4 @@
-"""A workflow's view of its state over NATS: the calls of `SemanticStore`, for one tenant and project."""
+"""A client of the semantic service: the calls of `SemanticStore` over NATS, for one tenant and project."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,7 +54,7 @@ class SemanticClient(ServiceClient, Workflows):
         self.project = keys.checked_project(tenant, project)
         """Whose entries these are."""
         self.prefix = prefix
-        """What its subjects begin with."""
+        """The beginning of its subjects."""
         self.dead_letters = RemoteDeadLetters(self)
         """Writes that were given up: to be listed, retried or dropped."""
         Workflows.__init__(self, self.dead_letters, RemoteLocks(self))
@@ -131,7 +131,7 @@ class SemanticClient(ServiceClient, Workflows):
         return RemoteEntryChanges(self, prefix)
 
     def events(self, *keys: str, prefix: str | None = None, since: int | None = None) -> RemoteWatch:
-        """Changes as they happen, by any process: puts, deletes, expiries. It renews itself; a change may come twice.
+        """Changes as they happen, by any process: puts, deletes, expiries. An event may be reported twice.
 
         Args:
             keys: Paths within the project; without any, all entries whose paths begin with `prefix`.
@@ -140,9 +140,10 @@ class SemanticClient(ServiceClient, Workflows):
                 from now on.
 
         Raises:
-            InvalidArgument: Keys and a prefix are given.
-            InvalidKey: One of them can't exist.
-            HistoryGone: By the iteration: the service no longer knows what changed since then. List, then watch again.
+            InvalidArgument: Both keys and a prefix are given.
+            InvalidKey: A key or the prefix breaks a rule, which the message names.
+            HistoryGone: Raised by the iteration: the service no longer knows what changed since then. List, then watch
+                again.
 
         Example:
             async for event in client.events(prefix="flags/"):
@@ -184,7 +185,7 @@ class SemanticClient(ServiceClient, Workflows):
         return Flags(self, "flags/", defaults or {})
 
     async def aclose(self) -> None:
-        """Finish what locks have begun, refuse further requests, and end the connection if `connect` made it."""
+        """Finish the requests of locks, refuse further calls, and end the connection if `connect` made it."""
         if not self._is_closed:
             await self.lock_keeper.background.finish()
             await self.dead_letters.save_last()
@@ -200,7 +201,7 @@ class SemanticClient(ServiceClient, Workflows):
 
 
 class RemoteEnvelopes(PagedList[Envelope]):
-    """Entries on request: iterate them with `async for`, or `await` them all."""
+    """Entries of a project over NATS, read as needed: iterate them with `async for`, or `await` them all."""
 
     what = "entries"
 

@@ -1,8 +1,8 @@
-"""Carries out write requests, and expiries: reads what is stored, refuses a conflict, or commits what was planned.
+"""Carries out write requests and expiries: reads what is stored, refuses a conflict, or commits what was planned.
 
-A request takes this path: what is stored is read, or guessed from the last write or read here. What conflicts with it
-is recorded, logged and raised. Otherwise a `CommitPlan` says what to check and to write, and the engine makes all of
-it or nothing. If a check fails, the request starts again with a thorough read.
+A request takes this path: what is stored is read, or guessed from this process's last write or read of the key. A
+conflict is recorded, logged and raised. Otherwise a `CommitPlan` says what to check and to write, and the engine makes
+all of it or nothing. If a check fails, the request starts again with a thorough read.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Committer:
             Closed: The store is closed.
         """
         if self.is_closed:
-            raise Closed("this semantic store is closed: make another one to go on")
+            raise Closed("this semantic store is closed: make another one to continue")
         return self._engine
 
     async def carry_out(
@@ -69,8 +69,8 @@ class Committer:
         """Carry out all intents of a request, or none; a conflict is recorded, logged and raised.
 
         Args:
-            request: Its request id makes a repetition harmless.
-            quiet: A conflict is raised and nothing else, for a caller that expects it.
+            request: What to do. A request id makes it harmless to repeat the request.
+            quiet: Raise a conflict, but neither record nor log it: the caller expects conflicts.
             dead_letter: The row of a dead letter, which the same commit removes.
         """
         intents, row = request.intents, request.memory_row
@@ -108,9 +108,9 @@ class Committer:
             writes, thoroughly = (), True
 
     def _guess(self, intents: Sequence[Intent]) -> Sequence[PendingWrite]:
-        """What was last written or read here is mostly still stored, and the commit checks it.
+        """Writes planned from the entries that this process wrote or read last, without a read; the commit checks them.
 
-        Returns nothing unless all intents can be planned by it.
+        Empty unless this is possible for all intents.
         """
         writes = []
         for intent in intents:
@@ -124,7 +124,7 @@ class Committer:
             writes.append(PendingWrite(intent, key, known))
         return writes
 
-    def saw(self, key: EntryKey, stored: StoredEntry, version: int) -> None:
+    def remember_entry(self, key: EntryKey, stored: StoredEntry, version: int) -> None:
         """Remember what is stored at a key, for its next write."""
         recent = self._recent
         if (known := recent.get(key.entry)) is not None and known.version == version:
@@ -136,9 +136,9 @@ class Committer:
     async def _read(
         self, intents: Sequence[Intent], row: bytes | None, thoroughly: bool
     ) -> tuple[Sequence[PendingWrite], Record | None]:
-        """What is stored at the keys of intents, and the row that remembers their request; all of one moment.
+        """What is stored at the keys of intents, and the row that remembers their request, as of one moment.
 
-        A thorough read also finds what has expired, and what can be restored.
+        A thorough read also finds expired entries, and entries that can be restored.
         """
         writes = [PendingWrite(intent, intent.entry_key) for intent in intents]
         locks = [await self.lock_of(write.key.project, write.intent.fence) for write in writes]
@@ -204,7 +204,7 @@ class Committer:
     def _report(self, writes: Sequence[PendingWrite], request_id: str | None, version: int) -> None:
         for write in writes:
             if write.stored is not None:
-                self.saw(write.key, write.stored, version)
+                self.remember_entry(write.key, write.stored, version)
             if write.expired is not None:
                 self._signals.expiry(write.key.key, read_entry(write.expired), write.expired.version)
             self._signals.success(write.intent, write.semantics, request_id, version)
@@ -254,7 +254,7 @@ class Committer:
 
     # The database
 
-    # Neither is a coroutine function: a get would pay for one more frame.
+    # These are not coroutine functions, so that a get needs one frame less.
 
     def read(self, *asks: Ask) -> Awaitable[list[Any]]:
         return self._answer(self.open_engine().read(*asks))
@@ -263,7 +263,7 @@ class Committer:
         return self._answer(self.open_engine().commit(batch))
 
     async def _answer(self, asking: Awaitable[T]) -> T:
-        """Wait for the database; the alert for an outage needs to know whether it answers."""
+        """Wait for the database, and note whether it answers, for the alert about an outage."""
         try:
             answer = await asking
         except DatabaseError:

@@ -23,16 +23,16 @@ from keyloft.semantic.rules import ExpectedVersion, check_expected_version
 from keyloft.semantic.writes import FAILURES
 
 
-class GivenUp(WriteRequest, frozen=True, kw_only=True):
-    """A write request that was given up, and why: what the row of a dead letter holds."""
+class StoredDeadLetter(WriteRequest, frozen=True, kw_only=True):
+    """A dead letter as its row holds it: a write request that was given up, and why."""
 
     error_code: str
     error: str
     attempts: int
 
 
-class DeadLetter(GivenUp, frozen=True, kw_only=True):
-    """A write request that was given up, why, and where and since when it is kept."""
+class DeadLetter(StoredDeadLetter, frozen=True, kw_only=True):
+    """A write request that was given up, with the reason, its id, and since when it is kept."""
 
     id: str
     tenant: str
@@ -49,7 +49,7 @@ class DeadLetter(GivenUp, frozen=True, kw_only=True):
         return Project(self.tenant, self.project).dead_letter(self.id)
 
 
-read_dead_letter = row_reader(GivenUp, "the dead letter {!r} is damaged")
+read_dead_letter = row_reader(StoredDeadLetter, "the dead letter {!r} is damaged")
 """What the row of a dead letter holds."""
 
 
@@ -60,7 +60,7 @@ class DeadLetterKeeper:
     """
 
     def __init__(self) -> None:
-        self._unsaved: dict[str, GivenUp] = {}
+        self._unsaved: dict[str, StoredDeadLetter] = {}
 
     async def keep(self, request: WriteRequest, error_code: str, error: str, attempts: int) -> str | None:
         """Keep a request that was given up; returns the dead letter's id.
@@ -68,9 +68,9 @@ class DeadLetterKeeper:
         None if it waits for the store, or can't be kept.
         """
         asked = {name: getattr(request, name) for name in WriteRequest.__struct_fields__}
-        # A random id, not the commit's version: if the answer to a save gets lost, the same dead letter is saved again.
+        # The id is known before the save, so that a save whose answer was lost can be repeated.
         name = f"{time.time_ns():016x}{secrets.token_hex(4)}"
-        self._unsaved[name] = GivenUp(**asked, error_code=error_code, error=error, attempts=attempts)
+        self._unsaved[name] = StoredDeadLetter(**asked, error_code=error_code, error=error, attempts=attempts)
         try:
             await self._save(name)
         except FAILURES as failure:
@@ -106,7 +106,7 @@ class DeadLetterKeeper:
             await self._store(name, letter)
             self._unsaved.pop(name, None)
 
-    async def _store(self, name: str, letter: GivenUp) -> None:
+    async def _store(self, name: str, letter: StoredDeadLetter) -> None:
         """Store a dead letter under an id, unless it is stored already."""
         raise NotImplementedError
 
@@ -142,10 +142,10 @@ class DeadLetters(DeadLetterKeeper):
         super().__init__()
         self._committer = committer
 
-    async def _store(self, name: str, letter: GivenUp) -> None:
+    async def _store(self, name: str, letter: StoredDeadLetter) -> None:
         await self.store(letter.intents[0].entry_key.project.dead_letter(name), letter)
 
-    async def store(self, row: bytes, letter: GivenUp) -> None:
+    async def store(self, row: bytes, letter: StoredDeadLetter) -> None:
         """Store a dead letter as this row, unless the row is there already."""
         put = Set(SPACE, row, to_json(letter), Encoding.JSON)
         # A conflict means that it is stored: an earlier answer got lost.

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class EntryWatch(AsyncClosing, Generic[T]):
-    """Iterate it with `async for`. It misses no change after it was made, but may merge several into one.
+    """An open watch: iterate it with `async for`. It misses no change, but may report several changes as one.
 
     Closing it, or the store, ends the iteration.
     """
@@ -46,7 +46,7 @@ def watch_entry(engine: Engine, key: str) -> EntryWatch[Envelope | None]:
 
 
 def watch_entries(engine: Engine, prefix: str) -> EntryWatch[dict[str, Envelope | None]]:
-    """The entries that change from now on, by key, where keys begin with a text; None for those that are gone."""
+    """The entries that change from now on, by key, if their keys begin with a text; None for an entry that is gone."""
     watch = engine.watch(Scan(SPACE, *keys.parse_prefix(prefix).entries, NO_LIMIT))
     return StoredEntryWatch(watch, lambda found: {keys.key_of_row(change.key): _shown(change) for change in found})
 

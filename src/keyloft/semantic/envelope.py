@@ -68,7 +68,7 @@ class Envelope(Struct, frozen=True, rename="camel", omit_defaults=True):
     """By the database's clock."""
     expires_at: datetime | None = None
     fence: int | None = None
-    """Of a lock: its holder's fencing token."""
+    """For a lock: its holder's fencing token."""
 
     def __repr__(self) -> str:
         # Without the value: an envelope in a log must not show a secret.
@@ -86,7 +86,7 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     request_id: str | None = msgspec.field(name="r", default=None)
     spec_ref: str | None = msgspec.field(name="c", default=None)
     kept_fence: int | None = msgspec.field(name="f", default=None)
-    """Of a lock that was renewed by a put: the token of its acquisition. None where the row's version is the token."""
+    """For a lock that a put has renewed: the token of its acquisition. None if the row's version is the token."""
     number: int = msgspec.field(name="n", default=0)
     """The number of this change's audit record within its commit."""
     unindexed: bytes = msgspec.field(name="i", default=b"")
@@ -97,9 +97,11 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
         return _read_semantics(bytes(self.semantics_json))
 
     def fence(self, version: int, semantics: Semantics | None = None) -> int | None:
-        """The fencing token of the lock that a row of this version is; None if it is no lock.
+        """The fencing token, if this entry is a lock; else None.
 
-        A caller that has read the semantics passes them to save the work.
+        Args:
+            version: Of the entry's row.
+            semantics: Of the entry, if the caller has decoded them already.
         """
         if (semantics or self.semantics).purpose != LOCK:
             return None
@@ -134,7 +136,7 @@ def semantics_json(semantics: Semantics) -> Raw:
 
 
 def row_reader(kind: type[T], damaged: str) -> Callable[[Record], T]:
-    """A function that returns what a row holds; for a row that holds something else it raises Undecodable.
+    """A function that decodes what a row holds; it raises Undecodable for a row that holds something else.
 
     Args:
         kind: The struct that such rows hold.
@@ -152,10 +154,10 @@ def row_reader(kind: type[T], damaged: str) -> Callable[[Record], T]:
 
 
 def read_entry(record: Record) -> StoredEntry:
-    """What the row of an entry holds.
+    """The entry that a row holds.
 
     Raises:
-        Undecodable: It holds something else.
+        Undecodable: The row holds something else.
     """
     try:
         stored = on_any_stack(_read_stored, record.value)
@@ -168,7 +170,7 @@ def read_entry(record: Record) -> StoredEntry:
 def envelope_of(
     record: Record, key: str | None = None, *, stored: StoredEntry | None = None, value: bool = True
 ) -> Envelope:
-    """The envelope of a row. A caller that knows the key, or has read the row, passes them to save the work.
+    """The envelope of a row. A caller that knows the key, or has decoded the row, passes them to save time.
 
     Raises:
         Undecodable: The row holds something else.

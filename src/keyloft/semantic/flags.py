@@ -29,7 +29,7 @@ class Flags:
     """
 
     def __init__(self, store: "Workflows", prefix: str, defaults: Mapping[str, Any]) -> None:
-        # `prefix` is what the keys of flags begin with, as the store takes them.
+        # `prefix` is the beginning of the keys of all flags, as the store takes them.
         self._store = store
         self._prefix = prefix
         self.defaults = dict(defaults)
@@ -44,13 +44,15 @@ class Flags:
         """The value of a flag; its default where it is not set.
 
         Raises:
-            InvalidArgument: It is not set, and has no default.
+            InvalidArgument: The flag is not set, and has no default.
         """
         entry = await self._store.get(self._key(name))
         if entry is not None:
             return entry.value
         if name not in self.defaults:
-            raise InvalidArgument(f"name: the flag {name} is not set and has no default: flags(…, defaults={{…}})")
+            raise InvalidArgument(
+                f"name: the flag {name} is not set and has no default; flags(…, defaults={{…}}) gives it one"
+            )
         return self.defaults[name]
 
     async def all(self) -> dict[str, Any]:
@@ -105,7 +107,7 @@ class Flags:
                         yield self.defaults | stored
                     return
                 except HistoryGone:
-                    continue  # so many changes that the log has forgotten some: read all flags again
+                    continue  # the change log no longer has all changes: read all flags again
 
     def live(self) -> "LiveFlags":
         """The flags as a mapping that keeps itself up to date: `async with flags.live() as now:`."""
@@ -169,7 +171,7 @@ class LiveFlags(AsyncClosing, Mapping[str, Any]):
             changing.cancel()
 
     async def changed_after(self, seen: int) -> int:
-        """Wait until there were more changes than this many; returns how many. For threads, which may come late."""
+        """Wait until there were more than `seen` changes; returns how many. For threads, which may miss some."""
         if self._changes == seen:
             await self.changed()
         return self._changes

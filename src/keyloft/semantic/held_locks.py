@@ -1,4 +1,4 @@
-"""The locks that a database keeps: acquires, renews and releases them by token, and lists those that are held."""
+"""Keeps locks in a database: acquires, renews and releases them by token, and lists those that are held."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -36,26 +36,26 @@ class LockKeeper(Protocol):
         """The lock's entry now, then after each change; None while the lock is free."""
 
     async def acquire(self, request: WriteRequest) -> Envelope:
-        """Put the lock's entry where there is none. A lost race is no conflict to record: locks are contended for.
+        """Put the lock's entry if there is none. A lost race is not recorded as a conflict: it is usual for locks.
 
         Raises:
-            VersionConflict: Another holder has it.
-            CommitUnknown: It may be acquired or not; the same request again finds out.
+            VersionConflict: Another holder has the lock.
+            CommitUnknown: The lock may be acquired or not; the same request again finds out.
         """
 
     async def renew(self, key: str, fence: int, ttl_seconds: int) -> datetime:
         """Let the lock expire this many seconds from now; returns when that is, by the database's clock.
 
         Raises:
-            StaleFence: It is not held under this token.
+            StaleFence: The lock is not held under this token.
         """
 
     async def release(self, key: str, fence: int, *, writer: str, request_id: str | None) -> None:
         """Remove the lock's entry.
 
         Raises:
-            StaleFence: It is not held under this token.
-            CommitUnknown: It may be released or not; the same request again finds out.
+            StaleFence: The lock is not held under this token.
+            CommitUnknown: The lock may be released or not; the same request again finds out.
         """
 
 
@@ -84,7 +84,7 @@ class StoredLocks:
     async def renew(self, key: str, fence: int, ttl_seconds: int) -> datetime:
         row, lives = keys.parse(key).entry, 1000 * ttl_seconds
         await self._check_token(key, fence)
-        # The version is the token, unless the holder has put the lock again with its token.
+        # The row's version is the token, unless the holder has put the lock again with its token.
         version = fence
         while True:
             done = await self._committer.commit(Batch((Touch(SPACE, row, lives),), (Check(SPACE, row, version),)))
@@ -101,7 +101,7 @@ class StoredLocks:
         await self._committer.carry_out(WriteRequest(intents=(intent,), request_id=request_id))
 
     async def _check_token(self, key: str, fence: int, *, gone_too: bool = False) -> None:
-        """Refuse a token of another lock, or of none; with `gone_too`, a token that no lock has any more passes."""
+        """Refuse the token of another lock, or a token of no lock; `gone_too` accepts one whose lock is gone."""
         entry_key = keys.parse(key)
         lock = await self._committer.lock_of(entry_key.project, fence)
         if lock is None and gone_too:
@@ -134,7 +134,7 @@ class HeldLocks(SourceList[Envelope]):
         self._after = after
 
     async def __aiter__(self) -> AsyncIterator[Envelope]:
-        # By the rows of tokens: a project has few locks, and may have very many entries.
+        # The rows of fencing tokens are read, not the entries: a project has few locks, and may have very many entries.
         start, end = rows_below(self._project.fences)
         if self._after is not None:
             start = self._project.fence(self._after + 1)

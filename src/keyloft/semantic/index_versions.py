@@ -1,4 +1,4 @@
-"""Index versions: which version of a search index is active, and a watch that reports the next one."""
+"""Index versions: which version of a search index is active, and a watch that reports each new one."""
 
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any

@@ -23,7 +23,7 @@ ConflictReason: TypeAlias = Literal["version", "fence", "request_id"]
 class Intent(Struct, frozen=True, kw_only=True):
     """One write that a caller asks for. Make one with `Intent.put` or `Intent.delete`, for `SemanticStore.batch`.
 
-    Dead letters keep it as it is.
+    Dead letters hold intents unchanged.
     """
 
     action: IntentAction
@@ -32,9 +32,9 @@ class Intent(Struct, frozen=True, kw_only=True):
     """The version that the entry must have; 0 for no entry, None for any version or none."""
     writer: str
     semantics: Semantics | None = None
-    """Of a put."""
+    """For a put."""
     value_json: Raw = msgspec.field(name="value", default=Raw(b"null"))
-    """Of a put: the value, as it is stored."""
+    """For a put: the value, as it is stored."""
     spec_ref: str | None = None
     fence: int | None = None
 
@@ -88,7 +88,7 @@ class Intent(Struct, frozen=True, kw_only=True):
         return cls(action="restore", key=key, expected=0, writer=writer, spec_ref=spec_ref)
 
     def __post_init__(self) -> None:
-        # Not the key: it is checked where it is used, since a client over NATS takes a path within its project.
+        # The key is checked where it is used: a client over NATS takes a path, a store a whole key.
         rules.check_text(self.writer, "writer")
         if self.spec_ref is not None:
             rules.check_text(self.spec_ref, "spec_ref", limits.SPEC_REF_CHARACTERS)
@@ -113,7 +113,7 @@ class Intent(Struct, frozen=True, kw_only=True):
 
 
 def put_of_json(key: str, value: Raw, *, expected_version: ExpectedVersion, **others: Any) -> Intent:
-    """What `Intent.put` makes, of a value that is compact JSON already."""
+    """What `Intent.put` returns, for a value that is compact JSON already."""
     expected = rules.check_expected_version(expected_version)
     return Intent(action="put", key=key, expected=expected, value_json=Raw(rules.check_size(bytes(value))), **others)
 
@@ -121,7 +121,7 @@ def put_of_json(key: str, value: Raw, *, expected_version: ExpectedVersion, **ot
 def stored_entry(
     put: Intent, hashed: str, request_id: str | None, kept_fence: int | None, number: int = 0, unindexed: bytes = b""
 ) -> StoredEntry:
-    """What a put stores, with the hash of its value."""
+    """The entry that a put stores, with the hash of its value."""
     assert put.semantics is not None
     return StoredEntry(
         writer=put.writer,
@@ -157,7 +157,7 @@ class WriteRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Equal for two requests that ask for the same."""
+        """A hash that is equal for two requests that ask for the same."""
         fields = [
             (i.action, i.key, i.expected, i.writer, i.semantics, _sorted_value(i), i.spec_ref, i.fence)
             for i in self.intents
@@ -205,7 +205,7 @@ _to_sorted_json = msgspec.json.Encoder(order="sorted").encode
 
 
 def _sorted_value(intent: Intent) -> bytes:
-    """The value of a put with the names of its objects in order: a retry may have built them in another one."""
+    """The value of a put, with the names in its objects sorted: a retry may have built them in another order."""
     data = bytes(intent.value_json) if intent.action == "put" else b""
     if b"{" not in data:
         return data

@@ -32,7 +32,7 @@ _DIGEST_HEX: Final = 24
 _READABLE: Final = 24
 
 AUDIT_KEY: Final = b"h/audit"
-"""The row of the key of the audit's hashes, unless that key is configured."""
+"""The row that holds the secret of the audit's hashes, unless that secret is configured."""
 
 _ENTRY: Final = b"e/"
 ROW_KINDS: Final = (b"a/", b"d/", _ENTRY, b"f/", b"i/", b"k/", b"r/", b"x/")
@@ -96,7 +96,7 @@ class EntryKey(Struct, frozen=True):
     entry: bytes
     """The row of the entry."""
     audit_log: bytes
-    """How the rows of the project's audit records begin; here, so that a put need not build it."""
+    """How the rows of the project's audit records begin; a field, so that a put need not build it each time."""
 
     @property
     def deleted(self) -> bytes:
@@ -109,7 +109,7 @@ class EntryKey(Struct, frozen=True):
 
     @property
     def audit_index(self) -> bytes:
-        """How the rows begin that list the audit records of the key's changes."""
+        """How the index rows begin, which list the audit records of the key's changes."""
         return b"i/%b\x00" % self.entry[2:]
 
     @property
@@ -129,7 +129,7 @@ def key_of_row(row: bytes) -> str:
 
 
 def path_of(key: str) -> str:
-    """The path of a whole key within its project; the key keeps to the rules."""
+    """The path of a whole key within its project; the key must be valid."""
     return key.split("/", 4)[4]
 
 
@@ -158,10 +158,10 @@ def _broken_rule(key: str, argument: str) -> InvalidKey:
 
 
 def parse(key: object, argument: str = "key") -> EntryKey:
-    """Take a key apart, which the caller passed under this name.
+    """Take a key apart; `argument` is its name, as the caller wrote it.
 
     Raises:
-        InvalidKey: It breaks a rule, which the message names.
+        InvalidKey: The key breaks a rule, which the message names.
     """
     if type(key) is not str:
         raise InvalidKeyType(f"{argument}: expected {_FORM}{_got(key)}")
@@ -196,7 +196,7 @@ def checked_project(tenant: object, project: object) -> Project:
 
 
 def check_id(name: object, argument: str, what: str = "") -> str:
-    """The id of a tenant or project, if it keeps to the rules; `what` says which one it is within the argument."""
+    """The id of a tenant or project, if it keeps to the rules; `what` says which of them, if the argument has both."""
     if not isinstance(name, str) or _ID.fullmatch(name) is None or len(name) > limits.SEMANTIC_ID_CHARACTERS:
         raise InvalidKey(f"{argument}: expected {what}{_ID_RULE}{_got(name)}")
     return name
@@ -210,12 +210,12 @@ def check_part(part: object, argument: str) -> str:
 
 
 def tenant_user(tenant: str) -> str:
-    """The NATS user of a tenant. The capitals keep it apart from the users of plugins."""
+    """The NATS user of a tenant. Its capitals distinguish it from the users of plugins."""
     return f"TENANT-{tenant}"
 
 
 class KeyPrefix(Struct, frozen=True):
-    """A project, or those of its paths that begin with a text."""
+    """A project, or only the paths in it that begin with a text."""
 
     project: Project
     path: str
@@ -227,12 +227,12 @@ class KeyPrefix(Struct, frozen=True):
 
 
 def parse_prefix(prefix: object, argument: str = "prefix") -> KeyPrefix:
-    """Take a prefix apart: a whole tenant and project, then any text that a path can begin with.
+    """Take a prefix apart: a whole tenant and project, then perhaps the beginning of a path.
 
     Raises:
-        InvalidKey: It breaks a rule, which the message names.
+        InvalidKey: The prefix breaks a rule, which the message names.
     """
-    rule = "a tenant and a project, as in tenant/acme/project/web, and perhaps how a path begins"
+    rule = "a tenant and a project, as in tenant/acme/project/web, and perhaps the beginning of a path"
     if type(prefix) is not str:
         raise InvalidKeyType(f"{argument}: expected {rule}{_got(prefix)}")
     words = prefix.split("/", 4)
@@ -249,7 +249,7 @@ def parse_prefix(prefix: object, argument: str = "prefix") -> KeyPrefix:
 
 
 def rows_below(beginning: bytes) -> tuple[bytes, bytes]:
-    """The range of rows that begin with these bytes, the last of which is of a text and so below 255."""
+    """The range of rows that begin with these bytes; the last byte belongs to a text, so it is below 255."""
     return beginning, beginning[:-1] + bytes([beginning[-1] + 1])
 
 

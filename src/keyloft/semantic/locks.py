@@ -1,7 +1,7 @@
-"""Locks: acquired by compare-and-set, renewed while their holder is alive, fenced against a holder that is too late.
+"""Locks: acquired by compare-and-set, renewed while their holder is alive, with fencing tokens against late holders.
 
-The version of its acquisition is a lock's fencing token. Renewing changes the expiry alone, so the token stays. A put
-with the token is committed only if the lock is still held under it; the same commit checks that.
+The fencing token of a lock is the version at which it was acquired. A renewal changes only the expiry, so the token
+stays. A put with the token is committed only if the lock is still held under it; the same commit checks that.
 """
 
 import asyncio
@@ -70,12 +70,12 @@ class Lock:
 
     @property
     def key(self) -> str:
-        """As the caller wrote it: the whole key, or of a `SemanticClient` the path within the project."""
+        """The key as the caller wrote it: whole, or for a `SemanticClient` the path within the project."""
         return self._intent.key
 
     @property
     def is_held(self) -> bool:
-        # By time, too: while a task blocks the event loop, no timer can report the loss.
+        # The time is compared, too: while a task blocks the event loop, no timer can report the loss.
         in_time = asyncio.get_running_loop().time() < self._until
         return self._entry is not None and in_time and not self.lost.is_set()
 
@@ -84,7 +84,8 @@ class Lock:
         """The fencing token: later acquisitions have larger ones.
 
         Raises:
-            LockLost: The lock was not acquired, or is released. A lost lock keeps its token, which writes refuse.
+            LockLost: The lock was not acquired, or is released. A lost lock keeps its token, but writes with it are
+                refused.
         """
         if self._entry is None or self._entry.fence is None:
             raise LockLost(f"{self._name} is not held: acquire it first")
@@ -132,11 +133,11 @@ class Lock:
         """Acquire the lock; waits for it as long as `wait` says.
 
         Raises:
-            LockHeld: Another holder had it all the time.
-            InvalidArgument: A task holds it, or waits for it, through this object.
+            LockHeld: Other holders had the lock all the time.
+            InvalidArgument: A task holds the lock, or waits for it, with this object.
         """
         if self._acquiring.locked() or self._holder is not None or self.is_held:
-            raise InvalidArgument(f"{self._name} is held or waited for by this lock already: make another one")
+            raise InvalidArgument(f"{self._name} is held or waited for with this Lock already: make another Lock")
         async with self._acquiring:
             await self._stop_guarding()  # of an acquisition that was lost
             loop = asyncio.get_running_loop()
@@ -211,7 +212,7 @@ class Lock:
         )
 
     async def _to_the_end(self, send: Callable[[], Coroutine[Any, Any, T]], until: float) -> T:
-        """Send a request, again while it is unknown whether it was carried out, until a time at most."""
+        """Send a request; repeat it while it is unknown whether it was carried out, until a time at most."""
         may_be_made = False
         while True:
             try:
@@ -223,12 +224,12 @@ class Lock:
                 await asyncio.sleep(limits.LOCK_RETRY_SECONDS)
 
     async def _finish(self, job: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]] | None = None) -> T:
-        """Do a job to its end; if the caller is cancelled meanwhile, in the background, and undo it."""
+        """Do a job to its end. If the caller is cancelled meanwhile, finish the job in the background and undo it."""
         task = asyncio.ensure_future(job)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # A put may still succeed, and no task would release the lock before it expires.
+            # A put may still succeed, and then no task would release the lock before it expires.
             self._keeper.background.start(self._finish_alone(task, undo))
             raise
 
@@ -297,13 +298,13 @@ class Lock:
                 self._lose("the store was closed")
                 return
             except KeyloftError as error:
-                # Renewals notice a loss as well, only later.
+                # Not an error yet: renewals notice a loss as well, only later.
                 logger.debug("[KV] %s can't be watched, trying again: %s", self._name, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, self._ttl / limits.LOCK_RENEWALS_PER_TTL)
 
     def _extend(self, began: float) -> None:
-        """The lock lives for its TTL from the moment at which the commit was requested, or longer."""
+        """Note until when the lock is surely held: for its TTL, counted from before the request was sent."""
         self._until = began + self._ttl
         if self._deadline is not None:
             self._deadline.cancel()

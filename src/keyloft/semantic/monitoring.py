@@ -19,7 +19,7 @@ from keyloft.semantic.intents import FailedWrite, Intent
 from keyloft.semantic.rules import directive_of
 
 logger = logging.getLogger("keyloft.semantic")
-"""Of all modules of the store."""
+"""The logger of all modules of the store."""
 
 AlertName: TypeAlias = Literal["conflict_rate", "storage_outage"]
 ALERTS: Final[tuple[AlertName, ...]] = ("conflict_rate", "storage_outage")
@@ -54,13 +54,13 @@ class Signals:
         """Args:
         on_alert: Called when an alert is raised and when it is cleared.
         conflict_rate: The share of writes that may meet conflicts, from 0 to 1.
-        conflict_window: For how many seconds it must be higher to raise an alert, and lower to clear it. With fewer
-            than 10 writes in that time, the window is doubled until it has 10, up to 64 times as long.
+        conflict_window: For how many seconds the share must be higher to raise an alert, and lower to clear it. With
+            fewer than 10 writes in that time, the window is doubled until it has 10, up to 64 times as long.
         outage_after: After how many seconds of failures of the database an alert is raised.
         seconds: Replaces `time.monotonic`, for tests.
         """
         self.counts: Counter[tuple[str, str]] = Counter()
-        """How often, by outcome (success, conflict, expiry, failure) and purpose."""
+        """How often each outcome (success, conflict, expiry, failure) occurred, by outcome and purpose."""
         self.alerts: dict[AlertName, Alert] = {}
         """The alerts that are raised now."""
         self._on_alert = on_alert
@@ -77,14 +77,14 @@ class Signals:
     # What happened
 
     def success(self, intent: Intent, semantics: Semantics | None, request_id: str | None, version: int) -> None:
-        """A put, delete or restore was committed."""
+        """Count and log a put, delete or restore that was committed."""
         self._count("success", semantics)
         if logger.isEnabledFor(logging.INFO):
             fields = _fields(intent.action, intent.key, intent.writer, semantics, request_id, version)
             logger.info(f"[KV] {intent.action}: {_WRITE} version=%(version)s", _shown(fields), extra=fields)
 
     def conflict(self, intent: Intent, failed: FailedWrite, request_id: str | None, correlation_id: str) -> None:
-        """A write was refused because of what is stored."""
+        """Count and log a write that was refused because of what is stored."""
         semantics, version = intent.semantics, None
         if failed.current is not None:
             semantics, version = semantics or failed.current.semantics, failed.current.version
@@ -95,7 +95,7 @@ class Signals:
         logger.warning(f"[KV] {intent.action} conflict (%(reason)s): {_WRITE} {outcome}", _shown(fields), extra=fields)
 
     def expiry(self, key: str, was: StoredEntry, version: int) -> None:
-        """An entry has expired."""
+        """Count and log an entry that has expired."""
         semantics = was.semantics
         hints = semantics.consumer_hints
         self.counts["expiry", semantics.purpose] += 1
@@ -108,14 +108,14 @@ class Signals:
         logger.info(_EXPIRED, shown, extra=fields)
 
     def failure(self) -> None:
-        """The database failed."""
+        """Count a failure of the database."""
         self.counts["failure", ""] += 1
         if self._failing_since is None:
             self._failing_since = self._seconds()
         self.check_alerts()
 
     def answered(self) -> None:
-        """The database has answered; a conflict is an answer, too."""
+        """Note that the database has answered; a conflict is an answer, too."""
         if self._failing_since is not None:
             self._failing_since = None
             self.check_alerts()
@@ -139,7 +139,7 @@ class Signals:
             part = int(limits.CONFLICT_WINDOW_PARTS * (now - step.began) / window)
             parts.setdefault(min(part, limits.CONFLICT_WINDOW_PARTS - 1), []).append(step)
         writes, conflicts = sum(step.writes for step in steps), sum(step.conflicts for step in steps)
-        # Without writes in the newest part, the conflicts are over.
+        # If there were no writes in the newest part of the window, the conflicts are over.
         high = 0 in parts and self._is_high(steps)
         is_everywhere = len(parts) == limits.CONFLICT_WINDOW_PARTS and all(map(self._is_high, parts.values()))
         enough = writes >= limits.CONFLICT_FEWEST_WRITES and now - self._steps[0].began >= window
@@ -201,7 +201,7 @@ class _Step(Struct):
 
 
 def _shown(fields: Mapping[str, object]) -> dict[str, object]:
-    """The fields as a line shows them: writers, request ids and producers are texts that a caller chose."""
+    """The fields as a log line shows them, made printable: callers choose writers, request ids and producers."""
     return {name: field(content) for name, content in fields.items()}
 
 

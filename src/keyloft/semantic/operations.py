@@ -93,7 +93,7 @@ class SemanticAudit(SemanticOperation):
 
 
 class SemanticLockList(SemanticOperation):
-    # As for other lists: one at a time of each owner, since a list passes all locks of its project.
+    # As other lists: each owner has one at a time, because a list reads all locks of its project.
     reply_bytes = limits.PAGE_REPLY_BYTES
 
     async def carry_out(self, content: tuple[Project, LocksRequest]) -> tuple[bytes, None]:
@@ -104,7 +104,7 @@ class SemanticLockList(SemanticOperation):
 
 
 class SemanticLocks(SemanticOperation):
-    # Less than a page: renewals of many locks are carried out at a time.
+    # Less than a page, so that renewals of many locks are carried out at a time.
     reply_bytes = limits.LOCKS_REPLY_BYTES
 
     def __init__(self, name: str, nats: Nats, store: SemanticStore) -> None:

@@ -1,4 +1,4 @@
-"""Plans a commit: what it has to check and to write so that intents are carried out, with their audit records."""
+"""Plans a commit: what it has to check and to write to carry out intents, with their audit records."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from keyloft import limits
 from keyloft.core.records import Append, Batch, Check, Committed, Delete, Mutation, Purge, Record, Set
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidArgument
-from keyloft.semantic.audit import POSITION_BYTES, Fact, Hasher, position, rows_for
+from keyloft.semantic.audit import POSITION_BYTES, Hasher, StoredAuditRecord, position, rows_for
 from keyloft.semantic.envelope import Envelope, Semantics, StoredEntry, envelope_of, read_entry, to_json
 from keyloft.semantic.intents import ConflictReason, Intent, stored_entry
 from keyloft.semantic.keys import SPACE, EntryKey
@@ -23,7 +23,7 @@ SWEEPER: Final = "keyloft:expiry"
 
 
 class EntryHead(Struct, frozen=True, gc=False):
-    """An entry that is stored, without what only its readers need."""
+    """The part of a stored entry that the plan of its next change needs."""
 
     version: int = 0
     """Versions begin at 1; 0 stands for no entry."""
@@ -31,7 +31,7 @@ class EntryHead(Struct, frozen=True, gc=False):
     fence: int | None = None
     semantics: Semantics | None = None
     history: bytes = b""
-    """The positions of the audit records of this entry's changes that no index row lists, its own last."""
+    """The positions of this entry's audit records that no index row lists; the record of its last change comes last."""
 
     @classmethod
     def of(cls, stored: StoredEntry, version: int) -> "EntryHead":
@@ -43,7 +43,7 @@ NO_ENTRY: Final = EntryHead()
 
 
 class PendingWrite(Struct):
-    """An intent, and what is stored at its key, as far as the plan has to know."""
+    """An intent, and what the plan needs to know about what is stored at its key."""
 
     intent: Intent
     key: EntryKey
@@ -53,7 +53,7 @@ class PendingWrite(Struct):
     expired: Record | None = None
     """An entry that has expired and was not yet swept."""
     overdue: int = 0
-    """For how many milliseconds it has been expired."""
+    """For how many milliseconds that entry has been expired."""
     deleted: Record | None = None
     """The entry that a restore would bring back."""
     lock: Record | None = None
@@ -75,7 +75,7 @@ class PendingWrite(Struct):
 
     @property
     def semantics(self) -> Semantics | None:
-        """Those of the entry that is to be stored; if none is, of the stored one."""
+        """The semantics of the entry that is to be stored; for a delete, those of the stored entry."""
         return self.intent.semantics or (self.stored or self.alive).semantics
 
     @property
@@ -83,7 +83,7 @@ class PendingWrite(Struct):
         return None if self.record is None else envelope_of(self.record)
 
     def outcome(self, done: Committed) -> Envelope | None:
-        """The entry that is stored now; of a delete, the one that was."""
+        """The entry that is stored now; for a delete, the one that was."""
         if self.stored is None:
             return self.current
         return self.stored.new_envelope(self.intent.key, done.version, done.at)
@@ -93,7 +93,7 @@ class PendingWrite(Struct):
 
 
 class Retention(Struct, frozen=True):
-    """How long things are kept, in milliseconds."""
+    """How long audit records, deleted entries and remembered requests are kept, in milliseconds."""
 
     requests: int
     deleted: int
@@ -109,7 +109,8 @@ class CommitPlan:
         self._request_id = request_id
         self._checks: list[Check] = []
         self._mutations: list[Mutation] = []
-        self._facts = 0
+        self._recorded = 0
+        """How many audit records the commit has."""
         self._acquiring: set[bytes] = set()
 
     def batch(self) -> Batch:
@@ -117,7 +118,7 @@ class CommitPlan:
 
     def write(self, write: PendingWrite) -> None:
         """Carry out an intent, if what is stored is still what was read."""
-        self._pin(write.key, write.alive, write.expired)
+        self._check_unchanged(write.key, write.alive, write.expired)
         if write.lock is not None:
             self._checks.append(Check(SPACE, write.lock.key, write.lock.version))
         if write.expired is not None:
@@ -131,15 +132,17 @@ class CommitPlan:
 
     def expire(self, key: EntryKey, record: Record, overdue: int) -> None:
         """Remove an entry that has been expired for this many milliseconds."""
-        self._pin(key, NO_ENTRY, record)
+        self._check_unchanged(key, NO_ENTRY, record)
         self._record_expiry(key, record)
         self._purge(key, record, overdue)
 
     def refuse(self, write: PendingWrite, reason: ConflictReason, correlation_id: str) -> None:
         """Record that an intent met a conflict."""
-        fact, expected = self._fact(write), write.intent.expected_version
-        fact = replace(fact, action="conflict", expected_version=expected, reason=reason, correlation_id=correlation_id)
-        self._record(write.key, fact)
+        record, expected = self._audit_record(write), write.intent.expected_version
+        record = replace(
+            record, action="conflict", expected_version=expected, reason=reason, correlation_id=correlation_id
+        )
+        self._record(write.key, record)
 
     def remember(self, row: bytes, memory: bytes) -> None:
         """Remember a request, unless another commit has done so meanwhile."""
@@ -151,11 +154,11 @@ class CommitPlan:
         self._checks.append(Check(SPACE, row.key, row.version))
         self._mutations.append(Delete(SPACE, row.key))
 
-    def _pin(self, key: EntryKey, alive: EntryHead, expired: Record | None) -> None:
+    def _check_unchanged(self, key: EntryKey, alive: EntryHead, expired: Record | None) -> None:
         if alive is not NO_ENTRY:
             self._checks.append(Check(SPACE, key.entry, alive.version))
         elif expired is not None:
-            # Both: if the machine's clock was set back, the entry is alive again.
+            # Both checks: if the machine's clock was set back, the same version is alive again.
             self._checks.append(Check(SPACE, key.entry, expired.version, include_expired=True))
             self._checks.append(Check(SPACE, key.entry, None))
         else:
@@ -168,11 +171,11 @@ class CommitPlan:
         is_full = len(history) >= limits.AUDIT_UNINDEXED * POSITION_BYTES
         hashed = self._hasher.of(write.key, bytes(intent.value_json))
         unindexed = b"" if is_full else history
-        write.stored = stored_entry(intent, hashed, self._request_id, kept, self._facts, unindexed)
+        write.stored = stored_entry(intent, hashed, self._request_id, kept, self._recorded, unindexed)
         self._store(write.key, write.stored, semantics)
         if kept is None:
             self._drop_fence(write.key, held)
-        self._record(write.key, self._fact(write), history if is_full else None)
+        self._record(write.key, self._audit_record(write), history if is_full else None)
 
     def _restore(self, write: PendingWrite) -> None:
         intent, old = write.intent, write.expired or write.deleted
@@ -186,16 +189,16 @@ class CommitPlan:
             request_id=self._request_id,
             spec_ref=intent.spec_ref or was.spec_ref,
             kept_fence=None,
-            number=self._facts,
+            number=self._recorded,
             unindexed=b"",
         )
         self._store(write.key, write.stored, was.semantics)
-        self._record(write.key, self._fact(write))
+        self._record(write.key, self._audit_record(write))
 
     def _store(self, key: EntryKey, stored: StoredEntry, semantics: Semantics) -> None:
         self._mutations.append(Set(SPACE, key.entry, to_json(stored), Encoding.JSON, semantics.expire_in))
         if semantics.purpose == LOCK and stored.kept_fence is None:
-            # The token is the commit's version, and a token stands for one lock.
+            # The fencing token is the commit's version, so one commit can acquire only one lock of a project.
             fences = key.project.fences
             if fences in self._acquiring:
                 raise InvalidArgument("operations: expected at most one new lock of a project, got two")
@@ -210,7 +213,7 @@ class CommitPlan:
             self._keep_deleted(key, write.record, self._retention.deleted)
         elif write.expired is not None:
             self._purge(key, write.expired, write.overdue)
-        self._record(key, self._fact(write), write.alive.history)
+        self._record(key, self._audit_record(write), write.alive.history)
 
     def _purge(self, key: EntryKey, expired: Record, overdue: int) -> None:
         self._mutations.append(Purge(SPACE, key.entry, expired.version))
@@ -229,7 +232,7 @@ class CommitPlan:
         was = read_entry(expired)
         head = EntryHead.of(was, expired.version)
         self._drop_fence(key, head.fence)
-        fact = Fact(
+        record = StoredAuditRecord(
             action="expire",
             path=key.path,
             writer=SWEEPER,
@@ -240,11 +243,11 @@ class CommitPlan:
             before_hash=was.hash,
             reason=f"written by {was.writer}",
         )
-        self._record(key, fact, head.history)
+        self._record(key, record, head.history)
 
-    def _fact(self, write: PendingWrite) -> Fact:
+    def _audit_record(self, write: PendingWrite) -> StoredAuditRecord:
         intent, semantics = write.intent, write.semantics
-        return Fact(
+        return StoredAuditRecord(
             action=intent.action,
             path=write.key.path,
             writer=intent.writer,
@@ -256,7 +259,7 @@ class CommitPlan:
             after_hash=None if write.stored is None else write.stored.hash,
         )
 
-    def _record(self, key: EntryKey, fact: Fact, index: bytes | None = None) -> None:
-        """Record a fact; `index` as in `rows_for`."""
-        self._mutations += rows_for(key, fact, self._facts, expire_in=self._retention.audit, index=index)
-        self._facts += 1
+    def _record(self, key: EntryKey, record: StoredAuditRecord, index: bytes | None = None) -> None:
+        """Add an audit record to the commit; `index` as in `rows_for`."""
+        self._mutations += rows_for(key, record, self._recorded, expire_in=self._retention.audit, index=index)
+        self._recorded += 1

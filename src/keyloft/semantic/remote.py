@@ -1,4 +1,4 @@
-"""What a client over NATS needs besides entries: locks, audit records and dead letters, which the service keeps."""
+"""Locks, audit records and dead letters of a project over NATS, where the service keeps them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from keyloft.errors import Busy, CommitUnknown, DatabaseError, InvalidArgument, 
 from keyloft.semantic import wire, workflow_wire
 from keyloft.semantic.audit import AuditRecord
 from keyloft.semantic.background import BackgroundJobs
-from keyloft.semantic.dead_letters import DeadLetter, DeadLetterKeeper, GivenUp
+from keyloft.semantic.dead_letters import DeadLetter, DeadLetterKeeper, StoredDeadLetter
 from keyloft.semantic.entry_watches import EntryWatch
 from keyloft.semantic.envelope import Envelope
 from keyloft.semantic.intents import WriteRequest
@@ -70,7 +70,7 @@ class RemoteLocks:
 
 @asynccontextmanager
 async def _attempt(ttl_seconds: int) -> AsyncIterator[None]:
-    """One attempt at a request about a lock: given up so early that there is time for others before the lock expires.
+    """One attempt at a request about a lock, with a timeout that leaves time for others before the lock expires.
 
     Raises:
         CommitUnknown: The request may have been carried out or not.
@@ -83,7 +83,7 @@ async def _attempt(ttl_seconds: int) -> AsyncIterator[None]:
     except (DatabaseError, Unanswered) as error:
         raise CommitUnknown(str(error)) from error
     except TimeoutError as error:
-        raise CommitUnknown("the service has not answered in time; it may have been carried out, or not") from error
+        raise CommitUnknown("the service has not answered in time; the request may have been carried out") from error
 
 
 class RemoteLockList(PagedList[Envelope]):
@@ -127,7 +127,7 @@ class RemoteDeadLetters(DeadLetterKeeper):
         super().__init__()
         self._client = client
 
-    async def _store(self, name: str, letter: GivenUp) -> None:
+    async def _store(self, name: str, letter: StoredDeadLetter) -> None:
         fields = {
             "action": "keep",
             "id": name,
@@ -141,13 +141,13 @@ class RemoteDeadLetters(DeadLetterKeeper):
         try:
             await self._client._send("dead_letters", fields)
         except MaxPayloadError:
-            raise InvalidArgument("operations: they are too long for one message of NATS") from None
+            raise InvalidArgument("operations: the dead letter is too long for one message of NATS") from None
 
     def list(self, *, values: bool = True, limit: int | None = None) -> "RemoteDeadLetterList":
         """The dead letters of the project, the oldest first: await it, or use `async for`.
 
         Args:
-            values: Whether to show the values that were to be written. One that fits into no message is shown as null.
+            values: Whether to show the values that were to be written. A value too long for a message is shown as null.
             limit: How many to return at most.
         """
         return RemoteDeadLetterList(self._client, values, limit)

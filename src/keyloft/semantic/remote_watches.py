@@ -1,4 +1,4 @@
-"""Watches of entries over NATS: events of the service say what has changed, and a get shows what is there now."""
+"""Watches of entries over NATS: events of the service say which entries have changed, and gets read them."""
 
 from typing import TYPE_CHECKING, Self
 
@@ -21,14 +21,14 @@ class RemoteEntryWatch(EntryWatch[Envelope | None]):
         self._is_stale = True
         """Whether the entry has to be read: at the beginning, and after an event until it was read."""
         self._version: int | None = 0
-        """Of the entry that was last reported; None for no entry, 0 before the first report."""
+        """The version of the entry that was last reported; None for no entry, 0 before the first report."""
 
     async def __aenter__(self) -> Self:
         await self._events.__aenter__()
         return self
 
     async def __anext__(self) -> Envelope | None:
-        await self._events.__aenter__()  # before the read, so that no change falls between the two
+        await self._events.__aenter__()  # begins before the read, so that no change falls between the two
         while True:
             if not self._is_stale:
                 await self._wait()

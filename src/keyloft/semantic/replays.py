@@ -1,4 +1,4 @@
-"""Remembers what became of a request with an id, so that the same request again gets the first outcome."""
+"""Remembers the outcome of a request with an id, so that the same request again gets the same outcome."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ class _Removed(Struct, frozen=True):
 
 
 class _IntentOutcome(Struct, frozen=True, omit_defaults=True):
-    """What became of one intent, as far as the intent does not say it."""
+    """The outcome of one intent, without what the intent itself says."""
 
     kept_fence: int | None = None
     removed: _Removed | None = None
@@ -30,14 +30,14 @@ class _IntentOutcome(Struct, frozen=True, omit_defaults=True):
 
 
 class RequestMemory(Struct, frozen=True):
-    """What is remembered of a request: what it asked for, and what became of it."""
+    """What is remembered of a request: a hash of what it asked for, and its outcome."""
 
     digest: str
     outcomes: tuple[_IntentOutcome, ...]
 
 
 read_memory = row_reader(RequestMemory, "the row {!r} is damaged: it remembers no request")
-"""What the row of a request holds."""
+"""The memory of a request that a row holds."""
 
 
 def memory_of(digest: str, writes: Sequence[PendingWrite]) -> bytes:

@@ -1,4 +1,4 @@
-"""Makes request ids that a workflow can make again, so that a repeated request is recognised."""
+"""Makes request ids from a workflow's name and time, so that a second attempt has the same id and is recognised."""
 
 from datetime import UTC, datetime
 from typing import Final
@@ -17,10 +17,10 @@ def request_id_of(workflow_id: str, at: datetime) -> str:
     one run may use it for several keys.
 
     Args:
-        workflow_id: What the workflow is called: up to 100 characters, none of which is a control character. A longer
-            one is made shorter by `shortened`.
-        at: The time for which the run was planned, with a time zone. Not the time of the attempt: a second attempt
-            would have another one.
+        workflow_id: The workflow's name: up to 100 characters, without control characters. `shortened` makes a short
+            name of a longer one.
+        at: The time for which the run was planned, with a time zone; not the time of the attempt, which differs from
+            attempt to attempt.
 
     Raises:
         InvalidArgument: The id is empty or too long, or has control characters; or the time has no time zone.

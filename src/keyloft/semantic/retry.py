@@ -1,4 +1,4 @@
-"""When a write is tried again, and when it is given up.
+"""The retry policy: when a write is tried again, and when it is given up.
 
 a conflict           again after 1, 2, 4, 8, 16 and 32 s, then escalated
 a transient error    five attempts, with growing pauses of random length, then escalated
@@ -48,7 +48,7 @@ class Retry:
         chance: Callable[[], float] | None = None,
     ) -> None:
         """Args:
-        dead_letters: Where a write that was given up is kept; without them the error is only raised and logged.
+        dead_letters: Where a write that was given up is kept; if None, the error is only raised and logged.
         conflict_pauses: Seconds before each further attempt after a conflict.
         transient_attempts: How many attempts to make in all against transient errors.
         transient_pause: Seconds before the second of them; each further pause is twice as long, up to 8 s.
@@ -120,7 +120,7 @@ class Retry:
 
 
 def _failed_request(error: BaseException | None) -> WriteRequest | None:
-    """The write that failed: the error carries it, or an earlier error that led to it."""
+    """The write request that failed: the error has it, or an earlier error that led to it."""
     while error is not None:
         request = error.failed_request if isinstance(error, KeyloftError) else None
         if isinstance(request, WriteRequest):

@@ -9,7 +9,7 @@ from keyloft.core.records import SERVICE_ROWS, Record
 from keyloft.core.values import Encoding
 from keyloft.errors import InvalidKey, Undecodable
 from keyloft.semantic import keys
-from keyloft.semantic.audit import POSITION_BYTES, read_fact
+from keyloft.semantic.audit import POSITION_BYTES, read_audit_record
 from keyloft.semantic.dead_letters import read_dead_letter
 from keyloft.semantic.envelope import envelope_of
 from keyloft.semantic.keys import EntryKey, Project
@@ -28,7 +28,7 @@ def project_of(row: bytes) -> Project | None:
 
 
 def _project(row: bytes) -> Project:
-    """The same, but a row that belongs to none raises a ValueError."""
+    """The project that a row belongs to; raises a ValueError if it belongs to none."""
     _, tenant, project, _ = row.split(b"/", 3)
     return keys.checked_project(tenant.decode(), project.decode())
 
@@ -36,14 +36,14 @@ def _project(row: bytes) -> Project:
 class RowChecker:
     """Finds what is wrong with rows, which must be passed in the order of their keys.
 
-    In that order audit records precede the pointers to them, and locks precede their fencing tokens. Of each audit
-    record it keeps ten bytes, of each lock the key.
+    In that order audit records precede the pointers to them, and locks precede their fencing tokens. The checker keeps
+    ten bytes of each audit record, and the key of each lock.
     """
 
     def __init__(self, now: int) -> None:
         self._now = now
         self._recorded: dict[Project, bytearray] = defaultdict(bytearray)
-        """The positions of the audit records, joined: that takes less memory than as many objects."""
+        """The positions of the audit records as one bytearray, which takes less memory than as many objects."""
         self._locks: set[bytes] = set()
         self._by_kind: dict[bytes, Callable[[Record], str | None]] = {
             b"a/": self._audit_record,
@@ -71,12 +71,12 @@ class RowChecker:
             return "key", "it is no key of the semantic store"
         return None if missing is None else ("orphan", missing)
 
-    # Each check returns what the row needs and lacks, or raises: InvalidKey, Undecodable.
+    # Each check returns what is missing besides the row, or None; a wrong row raises InvalidKey or Undecodable.
 
     def _entry(self, record: Record) -> None:
         if _entry_key(record.key).entry != record.key:
             raise InvalidKey("the row belongs to another entry")
-        # Before it is read: a lock that can't be read still has a token, which is no orphan.
+        # Noted before the row is decoded: a lock that can't be decoded still has a token, which is not an orphan.
         self._locks.add(record.key)
         _check_is_json(record)
         if envelope_of(record).semantics.purpose != LOCK:
@@ -91,7 +91,7 @@ class RowChecker:
         project, position = _within_project(record.key, POSITION_BYTES)
         self._recorded[project] += position
         _check_is_json(record)
-        read_fact(record)
+        read_audit_record(record)
 
     def _index(self, record: Record) -> str | None:
         if len(record.value) % POSITION_BYTES:
@@ -103,7 +103,7 @@ class RowChecker:
         key = _entry_key(beginning[:-1])
         if beginning not in (key.audit_index, key.conflicts):
             raise InvalidKey("the row belongs to no entry")
-        # One commit wrote both, and both expire at the same moment; but a sweep may remove the record first.
+        # The pointer and its record expire at the same moment, but a sweep may remove the record first.
         if record.is_alive(self._now) and not self._is_recorded(key.project, position):
             return "the audit record that it points to is missing"
         return None
@@ -146,7 +146,7 @@ class RowChecker:
 
 
 def _of_a_service(record: Record) -> None:
-    """Services read them strictly; they last for seconds."""
+    """Rows of services are not checked: they last for seconds, and services check them when they read them."""
 
 
 def _entry_key(row: bytes) -> EntryKey:

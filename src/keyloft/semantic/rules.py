@@ -1,4 +1,4 @@
-"""What each argument of the semantic store may be. Errors name the argument as a Python caller writes it."""
+"""The rules for arguments of the semantic store. Errors name the argument as a Python caller writes it."""
 
 import re
 from typing import Final, TypeAlias
@@ -23,13 +23,13 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]
 
 
 def wrong(argument: str, rule: str, given: object, *kinds: type, cure: str = "") -> InvalidArgument:
-    """The error for an argument that breaks a rule. It names what was given by its type, never by its value.
+    """The error for an argument that breaks a rule. It shows the type of what was given, never the value.
 
     Args:
         argument: Its name, as the caller wrote it.
-        rule: What it has to be.
-        given: What it is.
-        kinds: Types that the rule allows; of these, the type would explain nothing.
+        rule: What was expected.
+        given: What the caller gave.
+        kinds: Types that the rule allows: if `given` has one, the message leaves its type out.
         cure: What to do about it.
     """
     return InvalidArgument(f"{argument}: expected {rule}{'' if type(given) in kinds else got(given)}{cure}")
@@ -83,7 +83,7 @@ def check_text(content: object, argument: str, longest: int = limits.WRITER_CHAR
 
 
 def directive_of(writer: str) -> str:
-    """The directive that a writer carries out; of a service account, its name."""
+    """The directive that a writer carries out; for a service account, its name."""
     return writer.partition(":")[2] or writer
 
 
@@ -107,13 +107,13 @@ def check_purpose(purpose: object, argument: str = "purpose") -> str:
 def check_ttl(ttl: object, argument: str, purpose: str = LOCK) -> None:
     if type(ttl) is not int or not 1 <= ttl <= limits.LONGEST_TTL_SECONDS:
         is_lock = purpose == LOCK
-        cure = "a lock becomes free so long after its holder died" if is_lock else "leave it out for no expiry"
+        cure = "a lock becomes free this long after its holder died" if is_lock else "leave it out for no expiry"
         rule = f"a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS:,}"
         raise wrong(argument, rule, ttl, int, cure=f"; {cure}")
 
 
 def check_number(number: object, argument: str, meaning: str, below: int = 2**63) -> None:
-    """A version that another call returned, under this name."""
+    """Refuse a number that is not a version or token that another call returned; `meaning` says which."""
     if number is not None and (type(number) is not int or not 0 <= number < below):
         raise wrong(argument, f"{meaning}, a whole number", number, int)
 

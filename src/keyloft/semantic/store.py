@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_not_scoped(kv: Store) -> None:
-    """Refuse a scoped store, whose prefix would hold for its tuples alone.
+    """Refuse a scoped store: its prefix would have no effect on the semantic store.
 
     Raises:
-        InvalidArgument: It is one.
+        InvalidArgument: The store is scoped.
     """
     if isinstance(kv.engine, ScopedEngine):
         raise InvalidArgument(
@@ -74,8 +74,8 @@ class SemanticStore(AsyncClosing, Workflows):
         signals: Signals | None = None,
     ) -> None:
         """Args:
-        kv: An open store, which the caller closes. The tuple store and the semantic store share no keys; of a named
-            store, the semantic store is that of the whole database.
+        kv: An open store, which the caller closes. The tuple store and the semantic store share no keys. A database
+            has one semantic store, also if `kv` is a named store.
         audit_key: The secret of the audit's hashes; without it the environment's KEYLOFT_AUDIT_KEY. Without either, a
             random key is kept in the database: a reader of the database can then guess small values.
         purposes: Purposes of entries besides checkpoint, feature_flag, lock, cursor, config and index_version.
@@ -144,7 +144,7 @@ class SemanticStore(AsyncClosing, Workflows):
         if record is None:
             return None
         stored = read_entry(record)
-        self._committer.saw(entry_key, stored, record.version)
+        self._committer.remember_entry(entry_key, stored, record.version)
         return envelope_of(record, key, stored=stored)
 
     def list(
@@ -219,7 +219,7 @@ class SemanticStore(AsyncClosing, Workflows):
                 "or `keyloft serve --purposes …`, registers another one"
             )
 
-    # Built on it
+    # Built on reading and writing
 
     def flags(self, tenant: str, project: str, defaults: Mapping[str, Any] | None = None) -> Flags:
         """The feature flags of a project; a flag that is not set has its default."""
@@ -259,7 +259,7 @@ class SemanticStore(AsyncClosing, Workflows):
 
 
 class EnvelopeList(SourceList[Envelope]):
-    """Entries on request: iterate them with `async for`, or `await` them all."""
+    """Entries of a project, read as needed: iterate them with `async for`, or `await` them all."""
 
     what = "entries"
 

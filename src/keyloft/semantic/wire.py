@@ -1,7 +1,7 @@
 """Requests and replies of the semantic service, as they travel: JSON in camelCase.
 
-The key of a request is a path within the project: tenant and project are part of the subject alone. The key of an entry
-in a reply is whole.
+The key in a request is a path within the project: tenant and project are in the subject only. The key of an entry in a
+reply is whole.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class ListRequest(Struct, frozen=True, kw_only=True):
 
 
 class _PutText(Struct):
-    """The value of a put as JSON; of a delete, UNSET."""
+    """The value of a put as JSON; UNSET for a delete."""
 
     value: Raw | UnsetType = UNSET
 
@@ -95,7 +95,7 @@ def key_within(project: Project, path: object, argument: str = "key") -> str:
 
 
 def prefix_within(project: Project, path: object) -> str:
-    """The same of a prefix, which may end within a path."""
+    """The whole prefix of a path's beginning within a project."""
     prefix = project.prefix + _path_within(path, "prefix")
     keys.parse_prefix(prefix)
     return prefix
@@ -175,7 +175,7 @@ def _operation(project: Project, fields: Mapping[str, Any], text: _PutText, acti
         raise wrong("operation", " or ".join(actions), action, str)
     if fields.get("requestId") is not None:
         raise errors.InvalidArgument(
-            "requestId: expected beside operations, not in one of them; it is the whole batch's"
+            "requestId: expected beside operations, not in one of them, because it is for the whole batch"
         )
     check_names(fields, ("operation", *_NAMES[action]))
     return _intent(project, action, fields, text)
@@ -240,7 +240,7 @@ def check_names(fields: Mapping[str, Any], known: Sequence[str], within: str = "
     """Refuse an unknown field: if it is a misspelt fence or request id, the write would not be protected.
 
     Raises:
-        InvalidArgument: There is one.
+        InvalidArgument: There is an unknown field.
     """
     if "semantics" in known and (found := next((name for name in (*_SEMANTICS, "ttl") if name in fields), None)):
         raise errors.InvalidArgument(f"{within}{found}: there is no such field; it belongs into semantics")
@@ -262,7 +262,7 @@ def read_semantics(fields: object) -> Semantics:
 
 
 def _read(operation: str, data: bytes) -> tuple[dict[str, Any], bytes]:
-    """The fields of a request, and its text. A request far over the limit is not read, unless it is a batch."""
+    """The fields of a request, and its text. A request far above the limit is not parsed, unless it is a batch."""
     if operation == "batch":
         return read_operations(data)
     if operation == "list" and payloads.is_empty(data):
@@ -271,7 +271,7 @@ def _read(operation: str, data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def read_one(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """The fields of a request with one value at most, and its text; far over the limit it is not read."""
+    """The fields of a request with at most one value, and its text. A request far above the limit is not parsed."""
     try:
         if len(data) <= _LARGEST:
             return payloads.read(data)
@@ -303,7 +303,7 @@ def entry(envelope: Envelope | None) -> bytes:
 
 
 def entries(envelopes: Sequence[Envelope | None], most_bytes: int) -> bytes:
-    """The reply to a batch. Where a message can't hold it, it shows less of the entries and has `truncated`."""
+    """The reply to a batch. If it is too long for a message, it leaves fields of entries out and has `truncated`."""
 
     def reply(show: "_Show", **truncated: bool) -> bytes:
         return success(entries=[envelope and show(envelope) for envelope in envelopes], **truncated)
@@ -328,12 +328,12 @@ async def page_of(items: AsyncIterable[bytes], limit: int, most_bytes: int) -> t
             return found, True
         found.append(Raw(data))
         if not len(found) % limits.FIRST_PAGE_ROWS:
-            await asyncio.sleep(0)  # to make them takes a millisecond or two
+            await asyncio.sleep(0)  # other tasks run between two slices: each takes a millisecond or two
     return found, False
 
 
 def refusal(error: Exception, most_bytes: int) -> bytes:
-    """The reply for an error; for a conflict with the stored entries, as far as one message can hold them."""
+    """The reply for an error. For a conflict it has the stored entries, as much of them as one message can hold."""
     if not isinstance(error, (errors.VersionConflict, errors.StaleFence)):
         return wire_errors.refusal(error)
 
@@ -369,7 +369,7 @@ def _outlined(envelope: Envelope) -> Envelope:
 
 
 def _fitting(reply: Callable[..., bytes], most_bytes: int) -> bytes | None:
-    """The reply that shows the most of its entries among those that fit into one message."""
+    """The reply that shows as much of its entries as fits into one message; None if even the shortest does not."""
     for show in (shown, valueless, _outlined):
         data = reply(show) if show is shown else reply(show, truncated=True)
         if len(data) <= most_bytes:

@@ -13,7 +13,7 @@ from keyloft.core.lazy import check_limit
 from keyloft.nats import payloads
 from keyloft.semantic import rules, wire
 from keyloft.semantic.audit import POSITION_BYTES, AuditRecord
-from keyloft.semantic.dead_letters import DeadLetter, GivenUp
+from keyloft.semantic.dead_letters import DeadLetter, StoredDeadLetter
 from keyloft.semantic.envelope import Envelope, Semantics, to_json
 from keyloft.semantic.intents import Intent, WriteRequest, put_of_json
 from keyloft.semantic.keys import Project
@@ -34,7 +34,7 @@ _DEAD_LETTERS: Final = {
     "retry": ("id", "expectedVersion"),
     "drop": ("id",),
 }
-"""The same of a request about dead letters."""
+"""The fields of a request about dead letters besides `action`, by action."""
 
 
 # Requests
@@ -48,7 +48,7 @@ class AuditRequest(Struct, frozen=True, kw_only=True):
     limit: int
     reverse: bool
     beyond: bytes | None
-    """The position of the last record of the reply that this one continues."""
+    """The position of the last record in the reply that this request continues."""
 
 
 class LocksRequest(Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class LockAcquisition(Struct, frozen=True):
 
 
 class LockRenewal(Struct, frozen=True):
-    """Asks that a lock expires later."""
+    """Asks for a later expiry of a lock."""
 
     key: str
     fence: int
@@ -74,7 +74,7 @@ class LockRenewal(Struct, frozen=True):
 
 
 class LockRelease(Struct, frozen=True):
-    """Asks that a lock becomes free."""
+    """Asks to release a lock."""
 
     key: str
     fence: int
@@ -94,21 +94,21 @@ class DeadLettersRequest(Struct, frozen=True, kw_only=True):
 
 
 class DeadLetterToKeep(Struct, frozen=True):
-    """Asks that a request that was given up is kept."""
+    """Asks to keep a request that was given up."""
 
     id: str
-    given_up: GivenUp
+    given_up: StoredDeadLetter
 
 
 class DeadLetterRetry(Struct, frozen=True):
-    """Asks that a dead letter is carried out."""
+    """Asks to carry out the request of a dead letter."""
 
     id: str
     expected_version: ExpectedVersion | None
 
 
 class DeadLetterDrop(Struct, frozen=True):
-    """Asks that a dead letter is removed."""
+    """Asks to remove a dead letter."""
 
     id: str
 
@@ -210,7 +210,7 @@ def _dead_letter_request(project: Project, action: str, fields: Mapping[str, Any
         raise errors.InvalidArgument("batch: expected true, since there are several operations")
     return DeadLetterToKeep(
         name,
-        GivenUp(
+        StoredDeadLetter(
             intents=intents,
             request_id=fields.get("requestId"),
             is_batch=is_batch,
@@ -284,7 +284,7 @@ def renewed(expires_at: datetime) -> bytes:
 
 
 async def dead_letters(found: AsyncIterable[DeadLetter], request: DeadLettersRequest, most_bytes: int) -> bytes:
-    """The reply to a list of dead letters; it ends early if they hold so much that reading them takes long."""
+    """The reply to a list of dead letters. It ends early if they are so large that reading more would take long."""
     room, left = most_bytes - 256, limits.DEAD_LETTERS_READ_BYTES
 
     async def shown() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""What workflows use alike on the semantic store and over NATS: updates, retries, locks, checkpoints, index versions.
+"""What the semantic store and its client over NATS both offer: updates, retries, locks, checkpoints, index versions.
 
 All of it is built on a few calls, which `SemanticStore` and `SemanticClient` provide: reading, writing and watching
 entries, keeping dead letters, and keeping locks. Keys are those of the subclass: whole ones, or paths within a project.
@@ -35,7 +35,7 @@ class Workflows(Writes):
     def __init__(self, dead_letters: DeadLetterKeeper, locks: LockKeeper) -> None:
         self._given_up = dead_letters
         self.lock_keeper = locks
-        """Acquires, renews and releases locks by their tokens; `lock` does so by itself."""
+        """Acquires, renews and releases locks by their tokens, for a `Lock`."""
         self._updating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # What subclasses provide
@@ -85,14 +85,14 @@ class Workflows(Writes):
         """Read a value, change it, and put the result; after a conflict again, as the retry policy says.
 
         Args:
-            key: `tenant/<tenant>/project/<project>/<path>`; of a `SemanticClient` the path alone.
-            change: Gets the stored value, or None, and returns the next one; it may be called several times. One that
-                changes a list or dict in place returns that list or dict.
+            key: `tenant/<tenant>/project/<project>/<path>`; for a `SemanticClient`, the path alone.
+            change: Called with the stored value, or None; returns the new value, or an awaitable of it. It may be
+                called several times. If it changes a list or dict in place, it must return that list or dict.
             writer: Who writes.
             semantics: What the entry means; without them, those of the stored entry.
             spec_ref: A pointer to the spec that governs this entry; without it, that of the stored entry.
             fence: The token of a lock in the same project.
-            retry: Another policy than conflicts after 1, 2, 4 … 32 s, transient errors five times.
+            retry: Replaces the policy of `Retry()`: conflicts again after 1, 2, 4 … 32 s, transient errors five times.
 
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
@@ -102,7 +102,7 @@ class Workflows(Writes):
 
         async def attempt() -> Envelope:
             nonlocal request
-            # If the answer to a put got lost, the same request is sent again: it may have been committed.
+            # After a lost answer the same request is sent again, because it may have been committed.
             request = request or await prepare()
             try:
                 [entry] = await self.write(request)
@@ -127,7 +127,7 @@ class Workflows(Writes):
             )
             return WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
 
-        # One at a time: the tasks of one process never conflict with each other.
+        # One update of a key at a time, so that the tasks of one process never conflict with each other.
         async with self._updating.setdefault(self.check_key(key), asyncio.Lock()):
             return await (retry or self.retrying()).run(attempt)
 
@@ -183,7 +183,7 @@ class Workflows(Writes):
         Args:
             key: The key of its entry.
             writer: Who advances it.
-            order: Returns what of a position to compare; without it, positions are compared as they are.
+            order: Returns the part of a position that is compared; without it, positions are compared as they are.
             semantics: Replaces `Semantics("checkpoint")`.
         """
         rules.check_text(writer, "writer")

@@ -57,7 +57,7 @@ class Writes:
         """Store a value, if the stored entry is the expected one.
 
         Args:
-            key: `tenant/<tenant>/project/<project>/<path>`; of a `SemanticClient` the path alone.
+            key: `tenant/<tenant>/project/<project>/<path>`; for a `SemanticClient`, the path alone.
             value: Any value that JSON can hold, up to 64 KiB of it.
             expected_version: 0: the key must have no entry. n: its entry must be version n. "*": either.
             writer: Who writes: `<agent>:<directive>`, or the name of a service account.
@@ -141,7 +141,7 @@ class Writes:
         """Refuse a batch that can't be carried out, whatever is stored.
 
         Raises:
-            InvalidInput: It has too few or too many operations, a wrong one, or two for the same key.
+            InvalidInput: The batch has too few or too many operations, a wrong one, or two for the same key.
         """
         check_batch(intents)
         for number, intent in enumerate(intents):

@@ -22,7 +22,7 @@ class SyncSemanticBase(SyncClosing, Driven[SemanticStore]):
             raise rules.wrong("kv", "an open store, as in `with keyloft.open_sync(…) as kv`", kv)
         check_not_scoped(kv._inner)
         store, loop = kv.on_a_loop()
-        self._kv = kv  # so that it is not closed as one that no one uses any more
+        self._kv = kv  # keeps the store from being closed as garbage
         super().__init__(loop.call(SemanticStore, store, **options), loop)
 
     @property

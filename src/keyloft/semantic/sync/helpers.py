@@ -29,7 +29,7 @@ class SyncLock(Driven[Lock]):
 
     @property
     def key(self) -> str:
-        """As the caller wrote it."""
+        """The key as the caller wrote it."""
         return self._inner.key
 
     @property
@@ -50,8 +50,8 @@ class SyncLock(Driven[Lock]):
         """Acquire the lock; waits for it as long as `wait` says.
 
         Raises:
-            LockHeld: Another holder had it all the time.
-            InvalidArgument: It is held, or waited for, through this object.
+            LockHeld: Other holders had the lock all the time.
+            InvalidArgument: The lock is held, or waited for, with this object.
         """
         return self._run(self._inner.acquire())
 
@@ -78,7 +78,7 @@ class SyncLock(Driven[Lock]):
 
 
 class SyncEntryWatch(SyncClosing, Driven[EntryWatch[T]], Generic[T]):
-    """Iterate it. It misses no change after it was made, but may merge several into one.
+    """An open watch: iterate it. It misses no change, but may report several changes as one.
 
     Closing it, or the store, ends the iteration, also from another thread.
     """
@@ -101,7 +101,7 @@ class SyncLiveFlags(SyncClosing, Driven[LiveFlags], Mapping[str, Any]):
     """A mapping of flags that keeps itself up to date in the background: `with flags.live() as now:`."""
 
     _seen = 1
-    """How many changes the caller knows of: the first one is awaited by `with`."""
+    """How many changes the caller knows about: `with` waits for the first one."""
 
     def __enter__(self) -> Self:
         self._run(self._inner.__aenter__())
@@ -112,7 +112,7 @@ class SyncLiveFlags(SyncClosing, Driven[LiveFlags], Mapping[str, Any]):
         self._close_inner()
 
     def changed(self) -> None:
-        """Wait for a change after the last call of this, or after the beginning of the block.
+        """Wait for a change since the last call of `changed`, or since the beginning of the block.
 
         Raises:
             Closed: The store is closed, so there will be none.

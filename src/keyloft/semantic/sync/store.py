@@ -52,7 +52,7 @@ class SyncSemanticStore(SyncSemanticBase):
         """Store a value, if the stored entry is the expected one.
 
         Args:
-            key: `tenant/<tenant>/project/<project>/<path>`; of a `SemanticClient` the path alone.
+            key: `tenant/<tenant>/project/<project>/<path>`; for a `SemanticClient`, the path alone.
             value: Any value that JSON can hold, up to 64 KiB of it.
             expected_version: 0: the key must have no entry. n: its entry must be version n. "*": either.
             writer: Who writes: `<agent>:<directive>`, or the name of a service account.
@@ -170,14 +170,14 @@ class SyncSemanticStore(SyncSemanticBase):
         """Read a value, change it, and put the result; after a conflict again, as the retry policy says.
 
         Args:
-            key: `tenant/<tenant>/project/<project>/<path>`; of a `SemanticClient` the path alone.
-            change: Gets the stored value, or None, and returns the next one; it may be called several times. One that
-                changes a list or dict in place returns that list or dict.
+            key: `tenant/<tenant>/project/<project>/<path>`; for a `SemanticClient`, the path alone.
+            change: Called with the stored value, or None; returns the new value, or an awaitable of it. It may be
+                called several times. If it changes a list or dict in place, it must return that list or dict.
             writer: Who writes.
             semantics: What the entry means; without them, those of the stored entry.
             spec_ref: A pointer to the spec that governs this entry; without it, that of the stored entry.
             fence: The token of a lock in the same project.
-            retry: Another policy than conflicts after 1, 2, 4 … 32 s, transient errors five times.
+            retry: Replaces the policy of `Retry()`: conflicts again after 1, 2, 4 … 32 s, transient errors five times.
 
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
@@ -238,7 +238,7 @@ class SyncSemanticStore(SyncSemanticBase):
         Args:
             key: The key of its entry.
             writer: Who advances it.
-            order: Returns what of a position to compare; without it, positions are compared as they are.
+            order: Returns the part of a position that is compared; without it, positions are compared as they are.
             semantics: Replaces `Semantics("checkpoint")`.
         """
         return SyncCheckpoint(

@@ -108,7 +108,7 @@ class SyncFlags(Driven[Flags]):
         """The value of a flag; its default where it is not set.
 
         Raises:
-            InvalidArgument: It is not set, and has no default.
+            InvalidArgument: The flag is not set, and has no default.
         """
         return self._run(self._inner.get(name))
 
