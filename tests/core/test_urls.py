@@ -10,7 +10,8 @@ from msgspec import Struct
 import keyloft
 from keyloft import CannotOpen, DatabaseError, InvalidArgument, KeyloftError, ReadOnly, admin, migrations
 from keyloft.cli.doctor import database as doctor
-from keyloft.core.urls import DatabaseUrl, without_login
+from keyloft.core.addresses import without_login
+from keyloft.core.urls import DatabaseUrl
 from keyloft.engines import inspect_database, open_engine, open_maintenance
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite.engine import SqliteEngine

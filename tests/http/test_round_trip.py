@@ -71,7 +71,7 @@ def client() -> Iterator[httpx.Client]:
 
 
 def path_of(key: TupleKey) -> str:
-    return "/v1/kv/" + quote(key_text.written(key), safe="/%=")
+    return "/v1/kv/" + quote(key_text.write(key), safe="/%=")
 
 
 def same_key(text: str, key: TupleKey) -> bool:
@@ -100,7 +100,7 @@ def test_bytes_and_counters_come_back_equal(client: httpx.Client, key: TupleKey,
     client.put(path_of(key), content=data, headers={"content-type": octets})
     assert client.get(path_of(key), headers={"accept": octets}).content == data
     assert base64.b64decode(client.get(path_of(key)).json()["bytes"]) == data
-    text = key_text.written(key)
+    text = key_text.write(key)
     mutation = {"op": "set", "key": text, "u64": str(number)}
     assert client.post("/v1/atomic", json={"mutations": [mutation]}).json()["ok"] is True
     assert client.get(path_of(key)).json()["u64"] == str(number)

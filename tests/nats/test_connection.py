@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 import keyloft
-from keyloft.core.urls import check_nats_address
+from keyloft.core.addresses import check_nats_address
 from keyloft.nats.connection import Login, connect
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from keyloft.semantic.client import SemanticClient

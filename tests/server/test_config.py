@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from keyloft.core.urls import without_login
+from keyloft.core.addresses import without_login
 from keyloft.errors import InvalidArgument
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.server.config import SETTINGS, Config, check_service, load

@@ -134,7 +134,7 @@ def _write_key(line: Line, space: Space, key: Key) -> None:
                 parts = keys.decode(encoded)
                 if keys.encode(parts) == encoded:
                     line.store = UNSET if store is None else check_name(store)
-                    line.key, line.key_hex = key_text.written(parts), UNSET
+                    line.key, line.key_hex = key_text.write(parts), UNSET
 
 
 def written_key(space: Space, key: Key) -> Line:
@@ -149,7 +149,7 @@ def row_name(space: Space, key: Any) -> str:
     name = ascii(key)
     if space is Space.PLUGINS:
         if all(isinstance(part, str) for part in key):
-            name = key_text.written(key)
+            name = key_text.write(key)
     elif isinstance(key, bytes):
         line = written_key(space, key)
         name = line.key if line.key is not UNSET else name[2:-1]

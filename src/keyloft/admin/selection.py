@@ -44,7 +44,7 @@ class Selection(Struct, frozen=True):
             before = b"" if name is None else keys.store_prefix(check_name(name))
             parts.append(Range(Space.TUPLES, *keys.below(before + keys.encode_prefix(prefix or ()))))
         if prefix is not None:
-            named["prefix"] = key_text.written(prefix)
+            named["prefix"] = key_text.write(prefix)
         if name is not None:
             named["name"] = name
         if project is not None:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from keyloft.cli.database import run_quietly
 from keyloft.cli.terminal import fail
-from keyloft.core.urls import without_login
+from keyloft.core.addresses import without_login
 from keyloft.errors import InvalidArgument, NotPermitted, Unanswered
 from keyloft.server.config import DEFAULT_NATS_PORT, Config
 

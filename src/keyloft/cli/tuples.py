@@ -100,7 +100,7 @@ def keys(
     nothing = f"there are no keys below {prefix}" if prefix else "there are no keys"
 
     def line(key: TupleKey) -> str:
-        return to_json(key_text.written(key)) if out.as_json else key_text.written(key)
+        return to_json(key_text.write(key)) if out.as_json else key_text.write(key)
 
     database.with_store(lambda kv: out.say_all((line(key) async for key in kv.keys(**wanted)), nothing))
 
@@ -221,7 +221,7 @@ def touch(
 
 def _shown(entry: Entry) -> dict[str, Any]:
     """An entry as JSON: bytes in base64, and a counter under the name u64."""
-    fields = {"key": key_text.written(entry.key), **_shown_value(entry.value), "versionstamp": entry.versionstamp}
+    fields = {"key": key_text.write(entry.key), **_shown_value(entry.value), "versionstamp": entry.versionstamp}
     if entry.expires_at is not None:
         fields["expires_at"] = entry.expires_at.isoformat(timespec="milliseconds")
     return fields
@@ -235,11 +235,11 @@ def _shown_value(value: Any) -> dict[str, Any]:
 
 
 def _line_of_json(entry: Entry) -> str:
-    return to_json(_shown(entry) if entry.exists else {"key": key_text.written(entry.key), "value": None})
+    return to_json(_shown(entry) if entry.exists else {"key": key_text.write(entry.key), "value": None})
 
 
 def _line_for_people(entry: Entry) -> str:
-    key = key_text.written(entry.key)
+    key = key_text.write(entry.key)
     if not entry.exists:
         return f"{key} is gone"
     [(kind, value)] = _shown_value(entry.value).items()

@@ -1,4 +1,4 @@
-"""Addresses to listen on: read from HOST:PORT, and shown as URLs."""
+"""Network addresses: to listen on, of NATS servers, and the hosts and origins of web requests."""
 
 import ipaddress
 import re
@@ -10,6 +10,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?/*", re.ASCII)
 _USUAL_PORTS: Final = ("http", ":80"), ("https", ":443")
 _ADDRESS: Final = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})", re.ASCII)
+_NATS_ADDRESS: Final = re.compile(
+    r"(?:(?:nats|tls|ws|wss)://)?(?:[^\s/?#]*@)?(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(?::([0-9]{0,5}))?/?", re.ASCII
+)
 
 
 def read_address(text: str, example: str, argument: str = "") -> tuple[str, int]:
@@ -71,3 +74,20 @@ def _is_ip_address(text: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether other machines can't reach this host."""
     return host == "localhost" or (_is_ip_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def check_nats_address(address: str, argument: str = "") -> None:
+    """Refuse what is not an address of NATS.
+
+    Raises:
+        InvalidArgument: It names the argument if there is one, and not the address, which may hold a password.
+    """
+    found = _NATS_ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if found is None or int(found[1] or 0) > 65_535:
+        raise InvalidArgument(f"{f'{argument}: ' if argument else ''}expected an address like nats://127.0.0.1:4222")
+
+
+def without_login(address: str) -> str:
+    """An address of NATS as it may be printed: without user, password and token."""
+    scheme, slashes, rest = address.rpartition("://")
+    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"

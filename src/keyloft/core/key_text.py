@@ -9,7 +9,7 @@
     dots      =. and =.., the texts . and .., which URL parsers would fold
 
 In a text, `/`, `%`, spaces, control characters and an `=` at its beginning are written with a percent sign, as in a
-URL: `%2F`. What `written` writes, `read` reads as the same key, types included.
+URL: `%2F`. What `write` writes, `read` reads as the same key, types included.
 """
 
 import re
@@ -46,7 +46,7 @@ def read_prefix(text: str) -> TupleKey:
     return read(text) if text else ()
 
 
-def written(key: TupleKey) -> str:
+def write(key: TupleKey) -> str:
     """The text that stands for a key."""
     return "/".join([_written_part(part) for part in key])
 

@@ -63,22 +63,6 @@ _HTTP_PATH: Final = re.compile(r"((?:/[A-Za-z0-9._~-]+)*?)(?:/v1(?:/kv)?)?(?:/db
 _SECRET_OPTION: Final = re.compile(r"([^=&]*(?:pass|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
-_NATS_ADDRESS: Final = re.compile(
-    r"(?:(?:nats|tls|ws|wss)://)?(?:[^\s/?#]*@)?(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(?::([0-9]{0,5}))?/?", re.ASCII
-)
-
-
-def check_nats_address(address: str, argument: str = "") -> None:
-    """Refuse what is not an address of NATS.
-
-    Raises:
-        InvalidArgument: It names the argument if there is one, and not the address, which may hold a password.
-    """
-    found = _NATS_ADDRESS.fullmatch(address) if isinstance(address, str) else None
-    if found is None or int(found[1] or 0) > 65_535:
-        raise InvalidArgument(f"{f'{argument}: ' if argument else ''}expected an address like nats://127.0.0.1:4222")
-
-
 class DatabaseUrl(Struct, frozen=True, kw_only=True):
     """What a path or URL names. It is safe to print: neither `shown` nor the repr holds a user or a password."""
 
@@ -213,12 +197,6 @@ def shown_url(url: AnyUrl) -> str:
         return DatabaseUrl.parse(url).shown
     except KeyloftError:
         return "a URL that can't be read"  # it may hold a password anywhere
-
-
-def without_login(address: str) -> str:
-    """An address of NATS as it may be printed: without user, password and token."""
-    scheme, slashes, rest = address.rpartition("://")
-    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
 
 
 def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:

@@ -216,7 +216,7 @@ def _check_size(records: list[Record | None]) -> None:
 
 def _shown_mutation(mutation: Mutation) -> str:
     name = type(mutation).__name__.lower()
-    return f"{name}:{key_text.written(keys.decode(mutation.key))}"
+    return f"{name}:{key_text.write(keys.decode(mutation.key))}"
 
 
 def read_batch(given: WireBatch, store: str | None, token: AccessToken) -> Batch:

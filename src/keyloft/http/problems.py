@@ -100,7 +100,7 @@ def problem_of(error: errors.KeyloftError) -> Problem:
 def _particulars(error: errors.KeyloftError) -> dict[str, Any]:
     """Fields that a client needs to raise the same error."""
     if isinstance(error, (errors.NotACounter, errors.CounterOutOfRange)) and isinstance(error.key, tuple):
-        return {"key": key_text.written(error.key)}
+        return {"key": key_text.write(error.key)}
     if isinstance(error, errors.ValueTooLarge) and error.limit is not None:
         return {"size": error.size, "limit": error.limit}
     return {}

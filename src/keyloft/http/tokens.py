@@ -83,7 +83,7 @@ def _encoded(prefix: str) -> bytes:
 
 def _scope_text(access: str, store: str | None, key: keys.TupleKey = ()) -> str:
     """A scope that covers a key and its siblings, as the file of tokens has it."""
-    where = key_text.written(key[:-1] or key)
+    where = key_text.write(key[:-1] or key)
     return f"{access}:{'kv' if store is None else f'db/{store}'}{'/' if where else ''}{where}"
 
 
@@ -119,7 +119,7 @@ class AccessToken(Struct, frozen=True, eq=False):
         access = "write" if write else "status" if status else "read"
         parts = keys.decode(key)
         # The message may name the key, because the caller has sent it.
-        what = key_text.written(parts) or "all keys of this store"
+        what = key_text.write(parts) or "all keys of this store"
         raise self._refusal(write, f"{what}: it needs a scope such as {_scope_text(access, store, parts)}")
 
     def check_range(

@@ -97,7 +97,7 @@ def read_path_key(text: str) -> tuple[str, bytes]:
         check_dots(text)
     key = key_text.read(text)
     # Only with % or = can one key be written in several ways.
-    return key_text.written(key) if "%" in text or "=" in text else text, keys.encode(key)
+    return key_text.write(key) if "%" in text or "=" in text else text, keys.encode(key)
 
 
 def check_dots(path: str) -> None:
@@ -139,7 +139,7 @@ def read_prefix(text: str, name: str = "prefix") -> TupleKey:
 
 def shown_key(encoded: bytes) -> str:
     """The text of an encoded key."""
-    return key_text.written(keys.decode(encoded))
+    return key_text.write(keys.decode(encoded))
 
 
 # Values

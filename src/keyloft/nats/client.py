@@ -9,8 +9,8 @@ from nats import errors as nats_errors
 from nats.aio.client import Client as Nats
 
 from keyloft import errors, limits
+from keyloft.core.addresses import check_nats_address
 from keyloft.core.closing import AsyncClosing
-from keyloft.core.urls import check_nats_address
 from keyloft.errors import InvalidArgument, KeyloftError, NotPermitted, Unanswered
 from keyloft.nats.connection import Login, connect, inbox_prefix, servers, shown
 from keyloft.nats.errors import NEWER_PERMISSIONS, refused

@@ -14,8 +14,8 @@ from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
 
 from keyloft import limits
+from keyloft.core.addresses import without_login
 from keyloft.core.log_text import printable
-from keyloft.core.urls import without_login
 from keyloft.errors import NotPermitted
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.log_rate import LogRate

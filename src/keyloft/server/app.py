@@ -11,10 +11,11 @@ from typing import Any, Final, NoReturn
 from nats.aio.client import Client as Nats
 
 from keyloft import errors, limits
+from keyloft.core.addresses import without_login
 from keyloft.core.engine import Engine
 from keyloft.core.health import ServerHealth
 from keyloft.core.records import Batch, Check, Get, Space, StoreId
-from keyloft.core.urls import DatabaseUrl, without_login
+from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import (
     AnotherStore,
     DatabaseError,

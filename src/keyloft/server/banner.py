@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import keyloft
-from keyloft.core.urls import DatabaseUrl, without_login
+from keyloft.core.addresses import without_login
+from keyloft.core.urls import DatabaseUrl
 from keyloft.nats.connection import Login
 from keyloft.plugins.rules import PREFIXES
 from keyloft.server.config import DEFAULT_NATS_PORT, Config

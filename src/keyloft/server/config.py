@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from keyloft import limits
-from keyloft.core.addresses import check_host, check_origin, read_address
-from keyloft.core.urls import DatabaseUrl, check_nats_address
+from keyloft.core.addresses import check_host, check_nats_address, check_origin, read_address
+from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import CannotOpen, InvalidArgument, InvalidPluginName
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.rules import PREFIXES, QUEUE, plugin_name

@@ -2,7 +2,8 @@
 
 from typing import Any, Final
 
-from keyloft.core.urls import DatabaseUrl, without_login
+from keyloft.core.addresses import without_login
+from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import KeyloftError
 from keyloft.http.page.service import ShownSetting
 from keyloft.server.config import SETTINGS, Config, Setting

@@ -21,7 +21,7 @@ from keyloft.admin import Finding
 from keyloft.cli.doctor.checks import bounded, ok, problem, skipped, warning
 from keyloft.cli.nats_server import check_server_listens
 from keyloft.cli.plugin import some_at_once
-from keyloft.core.urls import without_login
+from keyloft.core.addresses import without_login
 from keyloft.errors import InvalidPluginName, KeyloftError, NoService, NotPermitted, TimedOut, Unanswered
 from keyloft.plugins import rules
 from keyloft.semantic import keys

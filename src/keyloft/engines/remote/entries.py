@@ -58,7 +58,7 @@ read_entries: Final = msgspec.json.Decoder(ApiEntries).decode
 
 def text_of(key: bytes) -> str:
     """An encoded key as text, as the API takes it."""
-    return key_text.written(keys.decode(key))
+    return key_text.write(keys.decode(key))
 
 
 def key_of(text: str) -> bytes:

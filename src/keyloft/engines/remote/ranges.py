@@ -11,8 +11,7 @@ a key, then FF      all that is below the key               the prefix itself
 
 from typing import Final
 
-from keyloft.core import keys
-from keyloft.core.key_text import written
+from keyloft.core import key_text, keys
 from keyloft.core.keys import TupleKey
 from keyloft.errors import InvalidArgument, Undecodable
 
@@ -29,15 +28,15 @@ def parameters(start: bytes, end: bytes, *, after: bool = False) -> dict[str, st
     low, low_kind = _bound(start)
     high, high_kind = _bound(end)
     prefix = _shared(low if low_kind == _FIRST else low[:-1], high if high_kind == _LAST else high[:-1])
-    made = {"prefix": written(prefix)} if prefix else {}
+    made = {"prefix": key_text.write(prefix)} if prefix else {}
     if low_kind == _LAST:
-        made["past"] = written(low)
+        made["past"] = key_text.write(low)
     elif low_kind == _KEY:
-        made["after" if after else "start"] = written(low)
+        made["after" if after else "start"] = key_text.write(low)
     elif len(low) > len(prefix):
-        made["after"] = written(low)
+        made["after"] = key_text.write(low)
     if high_kind == _KEY:
-        made["end"] = written(high)
+        made["end"] = key_text.write(high)
     elif high_kind == _FIRST or len(high) > len(prefix):
         raise InvalidArgument("over HTTP, a range ends before a key, or with all that is below a prefix")
     return made

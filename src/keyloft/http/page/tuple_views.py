@@ -108,7 +108,7 @@ class TupleViews:
         children = await Children(engine, search.prefix, limits.PAGE_ROWS + 1, within=search.within)
         if len(children) > limits.PAGE_ROWS:
             children = children[: limits.PAGE_ROWS]
-            values["next"] = key_text.written(children[-1])
+            values["next"] = key_text.write(children[-1])
         values["rows"] = await _rows(engine, children)
         return PageView(template="tuples.html", values=values, is_live=True)
 
@@ -131,7 +131,7 @@ class TupleViews:
             "store": store,
             "key": text,
             "path": _path(parts[:-1]),
-            "parts": [(key_text.written((part,)), type(part).__name__) for part in parts],
+            "parts": [(key_text.write((part,)), type(part).__name__) for part in parts],
             "record": record,
             "kind": None if record is None else kind_of(record.encoding),
             "bytes": None if record is None else len(record.value),
@@ -174,7 +174,7 @@ def _may_show(visit: Visit, store: str | None, key: bytes) -> bool:
 def _starts(visit: Visit, store: str | None) -> list[str]:
     """The prefixes that the token may read, if it may not read everything."""
     return [
-        key_text.written(keys.decode(scope.start))
+        key_text.write(keys.decode(scope.start))
         for scope in visit.token.scopes
         if scope.area == "kv" and scope.start and scope.name in (store, ANY)
     ]
@@ -182,7 +182,7 @@ def _starts(visit: Visit, store: str | None) -> list[str]:
 
 def _path(prefix: TupleKey) -> list[tuple[str, str]]:
     """Each part of a prefix, with the search that shows what is below it."""
-    return [(key_text.written((part,)), key_text.written(prefix[: at + 1]) + "/") for at, part in enumerate(prefix)]
+    return [(key_text.write((part,)), key_text.write(prefix[: at + 1]) + "/") for at, part in enumerate(prefix)]
 
 
 async def _rows(engine: Engine, children: Sequence[TupleKey]) -> list[TreeRow]:
@@ -193,6 +193,6 @@ async def _rows(engine: Engine, children: Sequence[TupleKey]) -> list[TreeRow]:
     rows: list[TreeRow] = []
     for child, key, page in zip(children, encoded, pages, strict=True):
         own = page[0] if page and page.keys[0] == key else None
-        name = key_text.written(child[-1:])
-        rows.append(TreeRow(key=key_text.written(child), name=name, has_more=len(page) > (own is not None), record=own))
+        name = key_text.write(child[-1:])
+        rows.append(TreeRow(key=key_text.write(child), name=name, has_more=len(page) > (own is not None), record=own))
     return rows
