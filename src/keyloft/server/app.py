@@ -8,13 +8,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, NoReturn
 
-from nats.aio.client import Client as Nats
-
 from keyloft import errors, limits
 from keyloft.core.addresses import without_login
-from keyloft.core.engine import Engine
-from keyloft.core.health import ServerHealth
-from keyloft.core.records import Batch, Check, Get, Space, StoreId
+from keyloft.core.records import StoreId
 from keyloft.core.urls import DatabaseUrl
 from keyloft.errors import (
     AnotherStore,
@@ -26,9 +22,7 @@ from keyloft.errors import (
     Unanswered,
 )
 from keyloft.http.meters import HttpMeters
-from keyloft.http.monitoring import CLOSE, unavailable
 from keyloft.http.page.service import NatsState
-from keyloft.http.replies import TEXT_TYPE, HttpReply
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import cancel, connect
 from keyloft.nats.messages import NatsConnection
@@ -42,6 +36,7 @@ from keyloft.semantic.service import SemanticService
 from keyloft.semantic.store import SemanticStore
 from keyloft.server.banner import show_banner
 from keyloft.server.config import Config
+from keyloft.server.health import ServiceHealth, try_to_write
 from keyloft.server.http_service import HttpService
 from keyloft.server.logging import set_up_logging
 from keyloft.server.members import NEW_STORE, QueueGroup
@@ -55,12 +50,10 @@ logger = logging.getLogger(__name__)
 _PERMANENT: Final = (errors.CannotOpen, errors.NotADatabase, errors.ReadOnly, errors.SchemaTooNew, errors.SchemaTooOld)
 """Failures to open a database that are not worth another attempt."""
 
-_PROBE: Final = Get(Space.PLUGINS, ("keyloft", "health"))
 _LOG_IN: Final = (
     "serve logs in as SERVICE: set --nats-user SERVICE and KEYLOFT_NATS_PASSWORD, with the password that the "
     "configuration of NATS has for it; or --nats-creds"
 )
-_NOT_OPEN: Final = "the database is not open yet"
 
 
 def run(config: Config, end_process: Callable[[int], NoReturn]) -> None:
@@ -126,19 +119,19 @@ class App:
         self._signals = Signals()
         self._tenants = ServiceMeters()
         self._usage = PluginUsage(self._db, config.plugin_quotas())
-        self._engine: Engine | None = None
         requests = HttpMeters()
-        self._metrics = Metrics(
-            self._meters,
-            self._usage,
-            self._signals,
-            self._tenants,
-            requests,
-            prefix=config.metrics_prefix,
-            health=self._servers,
+        self._health = ServiceHealth(
+            lambda health: Metrics(
+                self._meters,
+                self._usage,
+                self._signals,
+                self._tenants,
+                requests,
+                prefix=config.metrics_prefix,
+                health=health.servers,
+            )
         )
         self._nats_server: NatsServer | None = None
-        self._nats: Nats | None = None
         self._addresses: list[str] = []
         self._page = page_parts(
             config,
@@ -148,9 +141,7 @@ class App:
             signals=self._signals,
             nats=self._nats_state,
         )
-        self.http = HttpService(config, self, self._page, requests)
-        self._is_open = False
-        self._is_serving = False
+        self.http = HttpService(config, self._health, self._page, requests)
         self._group: QueueGroup | None = None
         self._has_served = False
 
@@ -167,14 +158,15 @@ class App:
             self._addresses = addresses = await self._find_nats(stack)
             await self._check_before_new_file()
             await self._open_database()
-            self._is_open = True
+            self._health.is_open = True
             stack.push_async_callback(self._db.aclose)
             stack.push_async_callback(self.http.aclose)  # a second time, so that its requests end before the database
             await stack.enter_async_context(self._usage)
             config = self._config
-            self._engine = engine = await self._db.engine()
+            self._health.engine = engine = await self._db.engine()
             self.http.opened(engine)
             [store_id] = await engine.read(StoreId())
+            self._health.store_id = store_id
             self._group = QueueGroup(config, store_id)
             store = SemanticStore(
                 Store(engine),
@@ -197,61 +189,11 @@ class App:
             with suppress(OSError, NatsServerFailed):
                 os.kill(self._nats_server.pid, signal.SIGTERM)
 
-    # Metrics and health
-
-    async def metrics(self) -> HttpReply:
-        """The page of metrics."""
-        if not self._is_open:
-            return unavailable(_NOT_OPEN)
-        text = await self._metrics.render()
-        return HttpReply(text, content_type=self._metrics.content_type.encode(), headers=CLOSE)
-
-    async def readiness(self) -> HttpReply:
-        """Whether requests are served. This asks no database, so one that hangs does not make a service unready."""
-        if not self._is_open:
-            return unavailable(_NOT_OPEN)
-        if not self._is_serving or self._nats is None or not self._nats.is_connected:
-            return unavailable("not connected to NATS")
-        return HttpReply(b"ready\n", content_type=TEXT_TYPE, headers=CLOSE)
-
-    async def health(self) -> HttpReply:
-        """Whether the service is connected, and its database can be read and written."""
-        if self._group is None:
-            return unavailable(_NOT_OPEN)
-        if self._nats is None or not self._nats.is_connected:
-            return unavailable("not connected to NATS")
-        try:
-            async with asyncio.timeout(limits.HEALTH_SECONDS):
-                await (await self._db.engine()).read(_PROBE)
-                await self._try_to_write()
-        except TimeoutError:
-            return self._unusable(f"the database has not answered within {limits.HEALTH_SECONDS:g} s")
-        except KeyloftError as error:
-            # The message may name files and hosts: it belongs in the log.
-            logger.warning("the database can't be used: %s", error)
-            return self._unusable(f"the database can't be used ({error.code})")
-        lines = ["ok", f"store {self._group.store}", *(servers.lines if (servers := self._servers()) else ())]
-        body = "".join([f"{line}\n" for line in lines]).encode()
-        return HttpReply(body, content_type=TEXT_TYPE, headers=CLOSE)
-
-    def _unusable(self, reason: str) -> HttpReply:
-        # Only where there are several hosts are they asked regularly. Of a single host, the reason says all.
-        lines = servers.lines if (servers := self._servers()) is not None and len(servers.hosts) > 1 else ()
-        return unavailable("\n".join([reason, *lines]))
-
-    def _servers(self) -> ServerHealth | None:
-        """What is known of the servers of the database."""
-        return None if self._engine is None else self._engine.health()
-
-    async def _try_to_write(self) -> None:
-        """Commit a check that fails: it goes the way of every write, and writes nothing."""
-        await (await self._db.engine()).commit(Batch((), (Check(_PROBE.space, _PROBE.key, -1),)))
-
     # The admin page
 
     def _nats_state(self) -> NatsState:
         return NatsState(
-            is_connected=self._nats is not None and self._nats.is_connected,
+            is_connected=self._health.is_connected,
             addresses=[without_login(address) for address in self._addresses],
             is_own=not self._config.nats,
         )
@@ -263,7 +205,7 @@ class App:
         while True:
             try:
                 await self._db.create_tables()
-                return await self._try_to_write()
+                return await try_to_write(await self._db.engine())
             except InvalidArgument as error:
                 raise InvalidArgument(f"the setting `database`: {error}") from None
             except _PERMANENT:
@@ -323,7 +265,7 @@ class App:
         group = self._group
         assert group is not None, "set when the database was opened"
         async with AsyncExitStack() as stack:
-            self._nats = nats = await self._connect(addresses, is_first, closed_cb=on_closed)
+            self._health.nats = nats = await self._connect(addresses, is_first, closed_cb=on_closed)
             closed.clear()  # a refused login has closed its connection
             stack.push_async_callback(nats.close)
             shared: dict[str, Any] = {
@@ -379,7 +321,7 @@ class App:
             stack.callback(self.http.serving, None, None)
             if is_first:
                 show_banner(config, addresses, self.http)
-            self._is_serving = True
+            self._health.is_serving = True
             # Another service may have joined at the same moment: then at least one of the two finds the other now.
             again = asyncio.create_task(self._may_join(group, nats), name="keyloft queue group")
             stack.push_async_callback(cancel, again)
