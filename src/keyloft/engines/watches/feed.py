@@ -1,8 +1,8 @@
 """Follows the change log for all watches of an engine, and wakes those that a change or an expiry concerns.
 
-Commits of this process are dispatched as they finish. Those of other processes are read from the log, as soon as the
-engine has noticed that the version counter moved. Expiries leave no row in the log until they are swept: they are read
-from the index of expiries when the first of them is due.
+Commits of this process are dispatched as they finish. Those of other processes are read from the log as soon as the
+engine has noticed that the version counter moved. An expiry has no row in the log until it is swept, so expiries are
+read from the index of expiries when the first of them is due.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _MOVES_EXPIRY: Final = (ChangeKind.PUT, ChangeKind.TOUCH)
 
 
 class Start(Struct, frozen=True):
-    """From where on a watch reports: later versions, and later expiries."""
+    """Where a watch begins: it reports later versions, and later expiries."""
 
     version: int
     at: int
@@ -64,13 +64,12 @@ class ChangeFeed(ProcessBound):
         self._interest: Interest[EngineWatch[Any]] = Interest()
         self.slices = SharedSlices(reader)
         self.position: LogPosition | None = None
-        """How far the log was dispatched; None until the first watch has started."""
+        """The position in the log up to which it was dispatched; None until the first watch has started."""
         self.dispatched_to = -1
-        """The last version of which all changes were dispatched: those of a position's version may have further parts.
-        """
+        """The last version of which all changes were dispatched; the version of `position` may have further parts."""
         self.expired_to: dict[Space, int] = {}
         """For each watched space, up to which moment expiries were dispatched."""
-        # Strong while a task waits in a watch: nothing else may refer to that task, and it must not be collected.
+        # Strong references, while a task waits in a watch: nothing else may refer to it, and it must not be collected.
         self.awaited: set[object] = set()
         self._task: Job | None = None
         self._woken = self.waiting.event()
@@ -80,7 +79,7 @@ class ChangeFeed(ProcessBound):
         self._timer: Timer | None = None
         self._timer_moment: int | None = None
         self._timer_number = 0
-        """Of the timer that was set last."""
+        """The number of the timer that was set last."""
         self._expected_meanwhile: int | None = None
         self._is_reading = False
 
@@ -101,7 +100,7 @@ class ChangeFeed(ProcessBound):
         Args:
             asks: Gets, or one Scan.
             since: A version after which to report changes, instead of from now on.
-            start: Where `now` is; None if the engine has yet to find out, and then calls `started`.
+            start: Where the watch begins; None if the engine has yet to find out, and then calls `started`.
         """
         scans = [ask for ask in asks if isinstance(ask, Scan)]
         gets = [ask for ask in asks if isinstance(ask, Get)]
@@ -118,7 +117,7 @@ class ChangeFeed(ProcessBound):
     def follow(
         self, asks: tuple[Get | Scan, ...], since: int | None, woken: Callable[[], None], start: Start | None
     ) -> FollowedLog:
-        """The same for a watch that reports changes as the log has them, of one space; `woken` is called for each."""
+        """Make a watch that reports changes of one space as the log has them; `woken` is called when there are some."""
         watch = FollowedLog(self, asks[0].space, since, WakeCall(woken))
         self._register(watch, asks, start)
         return watch
@@ -132,7 +131,7 @@ class ChangeFeed(ProcessBound):
                 self.started(watch, start)
 
     def started(self, watch: EngineWatch[Any], start: Start) -> None:
-        """The engine knows from where on this watch reports."""
+        """Start a watch: the engine knows now where it begins."""
         if self.position is None:
             self._stand_at(start.version)
         for space in watch.registration.spaces:
@@ -148,7 +147,7 @@ class ChangeFeed(ProcessBound):
         self._task = task
 
     def forget(self, registration: Registration[EngineWatch[Any]]) -> None:
-        """The watch of this registration has ended."""
+        """Remove a watch that has ended."""
         with self.lock:
             self._interest.remove(registration)
             if not self._interest:
@@ -174,11 +173,11 @@ class ChangeFeed(ProcessBound):
         self._woken.set()  # a thread can't be cancelled
 
     def _stand_at(self, version: int) -> None:
-        """All changes up to this version were dispatched."""
+        """Note that all changes up to this version were dispatched."""
         self.position, self.dispatched_to = LogPosition(version), version
 
     def _stand_after(self, piece: LogSlice) -> None:
-        """This slice of the log was dispatched. The rest of its last version may be in the next one."""
+        """Note that this slice of the log was dispatched. The rest of its last version may be in the next slice."""
         self.position = piece.end
         if piece.is_last:
             self.dispatched_to = piece.end.version
@@ -188,7 +187,7 @@ class ChangeFeed(ProcessBound):
     # What happened
 
     def committed(self, outcome: Outcome) -> None:
-        """This process committed a group."""
+        """Dispatch the changes of a group that this process committed."""
         if self.position is None or outcome.version_after == outcome.version_before:
             return
         with self.lock:
@@ -202,7 +201,7 @@ class ChangeFeed(ProcessBound):
             of, calls = self._interest.of, 0
             for change in outcome.changes:
                 if calls > limits.WATCH_INLINE_CALLS:
-                    # The rest is read from the log, in slices; what this version has changed so far is reported once.
+                    # The rest is read from the log, in slices, this version's first changes included.
                     self._stand_at(change.version - 1)
                     self.observe(outcome.version_after)
                     break
@@ -218,21 +217,21 @@ class ChangeFeed(ProcessBound):
             self.observe(outcome.version_after)
 
     def observe(self, version: int) -> None:
-        """The version counter stands here: read the log if it has moved."""
+        """Note the version counter, and read the log if the counter has moved."""
         with self.lock:
             if self.position is not None and version > self.position.version:
                 self._must_read = True
                 self._woken.set()
 
     def read_again(self) -> None:
-        """The version counter stands before what was dispatched: the log tells what that means."""
+        """Read the log, because the version counter is below what was dispatched: the log shows why."""
         self._must_read = True
         self._woken.set()
 
     # Following
 
     def _goes_on(self) -> bool:
-        """Whether there are watches to follow the log for; if not, the next one starts another task."""
+        """Whether there are watches to follow the log for; if not, the next watch starts another task."""
         with self.lock:
             if self._interest and not self._is_closed:
                 return True
@@ -250,7 +249,7 @@ class ChangeFeed(ProcessBound):
             except DatabaseError as error:
                 logger.warning("reading the change log for watches failed, retrying: %s", error)
                 await self._try_again_after(limits.WATCH_POLL_SECONDS)
-            except Exception:  # no one else would notice that this task has ended, and watches would wait for ever
+            except Exception:  # if this task ended, all watches would wait for ever
                 logger.exception("reading the change log for watches failed unexpectedly, retrying")
                 await self._try_again_after(limits.WATCH_CHECK_SECONDS)
 
@@ -302,11 +301,11 @@ class ChangeFeed(ProcessBound):
         upcoming: list[int] = []
         self._expected_meanwhile = None
         for space in self._interest.spaces():
-            # Without a moment, no watch of the space has started yet: the first that does lets them be read.
+            # If there is no moment, no watch of the space has started yet; the first one to start triggers this read.
             while (after := self.expired_to.get(space)) is not None:
                 [page] = await self.reader.read(Due(space, after, limits.WATCH_DUE_KEYS))
                 if page.is_last and page.up_to < after:
-                    # The clock was set back: what expired by it since then may be reported a second time.
+                    # The clock was set back: entries that expired before may be reported as expired a second time.
                     self.expired_to[space] = page.up_to - round(1000 * limits.CLOCK_AHEAD_SECONDS)
                     continue
                 for key in page.keys:
@@ -322,7 +321,7 @@ class ChangeFeed(ProcessBound):
         self._set_timer(min(upcoming, default=None))
 
     async def _fail_all(self, error: Undecodable) -> None:
-        """The log is damaged: what it held is not known, so every watch ends with the error."""
+        """End every watch with an error, because the log is damaged, and what it held is not known."""
         logger.error("watches end: %s", error)
         with self.lock:
             for watch in self._interest.watches():
@@ -331,7 +330,7 @@ class ChangeFeed(ProcessBound):
             self._stand_at(latest)
 
     def _start_again(self, gone: HistoryGone) -> None:
-        """The log was trimmed behind this reader's back: watches of ranges fail, watches of keys read again."""
+        """Continue after the log was trimmed before it was read: watches of ranges fail, watches of keys read again."""
         with self.lock:
             for watch in self._interest.watches():
                 watch.lost(gone)
@@ -342,7 +341,7 @@ class ChangeFeed(ProcessBound):
     # The timer of expiries
 
     def _expect(self, moment: int) -> None:
-        """An entry expires at this moment; a read of expiries that is under way may not show it."""
+        """Set the timer for an entry that expires at this moment; a read of expiries under way may not show it."""
         if self._expected_meanwhile is None or moment < self._expected_meanwhile:
             self._expected_meanwhile = moment
         if self._timer_moment is None or moment < self._timer_moment:
@@ -359,7 +358,7 @@ class ChangeFeed(ProcessBound):
 
     def _on_timer(self, number: int) -> None:
         with self.lock:
-            if number == self._timer_number:  # in a thread, another one may have taken its place meanwhile
+            if number == self._timer_number:  # with threads, another timer may have replaced it meanwhile
                 self._timer = self._timer_moment = None
             self._check_expiries = True
             self._woken.set()

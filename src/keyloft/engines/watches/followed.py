@@ -10,14 +10,15 @@ from keyloft.engines.watches.watch import LogFollowingWatch
 
 
 class FollowedLog(LogFollowingWatch[LoggedChange]):
-    """Puts, deletes and expiries in the order of their versions. Touches are left out, and nothing is joined.
+    """Every single put, delete and expiry, in the order of their versions. Touches are left out.
 
-    An expiry has the version up to which all changes are reported before it: the log has none for it until it is swept.
+    The log has no version for an expiry until it is swept: it is reported with the version up to which all changes were
+    reported before it.
     """
 
     _reads_log_first = True
     _reported_expiries: set[Key] | None = None
-    """Keys whose expiry was reported before the log had it; it is not reported again when they are swept."""
+    """Keys whose expiry was reported before the log had it, so that it is not reported again once they are swept."""
 
     @property
     def reached(self) -> int | None:
@@ -37,11 +38,11 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
         return sorted(changes, key=lambda change: (not change.version, change.version, change.key))
 
     async def _report(self, changes: Sequence[LoggedChange], up_to: int) -> tuple[list[LoggedChange], int]:
-        """All of them: none has a value."""
+        """Report all changes at once: none has a value."""
         reported: list[LoggedChange] = []
         for change in changes:
             if not change.version:
-                # It may have been written again meanwhile: then the log has that.
+                # If the key has an entry, it was written again meanwhile, and the log has that.
                 [record] = await self._feed.reader.read(Get(self._space, change.key))
                 if record is None:
                     self._note_expiry(change.key)
@@ -56,5 +57,5 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
 
     def _note_expiry(self, key: Key) -> None:
         if self._reported_expiries is None or len(self._reported_expiries) >= limits.WATCH_PENDING_KEYS:
-            self._reported_expiries = set()  # those that are forgotten are reported a second time
+            self._reported_expiries = set()  # bounded: a forgotten expiry is reported a second time
         self._reported_expiries.add(key)

@@ -1,4 +1,4 @@
-"""Finds the watches that a key concerns, in a time that does not grow with the number of the others."""
+"""Finds the watches that a key concerns, in a time that does not grow with the number of other watches."""
 
 import weakref
 from bisect import bisect_left, bisect_right
@@ -12,7 +12,7 @@ W = TypeVar("W")
 
 
 class Registration(Generic[W]):
-    """What one watch is interested in. It refers weakly to the watch: one that its user dropped is collected."""
+    """The keys and ranges of one watch. It refers to the watch weakly: a watch that its user dropped is collected."""
 
     __slots__ = ("__weakref__", "addresses", "scan", "watch")
 
@@ -35,15 +35,15 @@ class Registration(Generic[W]):
 class Interest(Generic[W]):
     """The registered watches, by key and by range.
 
-    A signal's handler may raise between any two steps. So a registration is in `_all` before it is anywhere else, and
-    until it is nowhere else, and each step of a removal can be repeated.
+    A signal's handler may raise between any two steps. So a registration is added to `_all` first and removed from it
+    last, and each step of a removal can be repeated.
     """
 
     def __init__(self) -> None:
         self._all: dict[weakref.ref[W], Registration[W]] = {}
         self._dropped: deque[weakref.ref[W]] = deque()
-        """Watches that their users dropped. The garbage collector, in any thread, in the middle of anything, only adds
-        to it; the next call of this removes their registrations."""
+        """Registrations of watches that their users dropped. The garbage collector, which may run in any thread at any
+        time, only adds to this list; the next call of a method removes the registrations."""
         self._by_space: dict[Space, set[Registration[W]]] = {}
         self._by_key: dict[Address, set[Registration[W]]] = {}
         self._ranges: dict[Space, _Segments[W]] = {}
@@ -103,9 +103,9 @@ class Interest(Generic[W]):
 
 
 class _Segments(Generic[W]):
-    """Ranges, cut where any of them begins or ends: within a segment, the same ones hold for every key.
+    """Ranges, divided into segments where any of them begins or ends: all keys of a segment are in the same ranges.
 
-    The beginnings of segments and their sets are two lists, which are replaced together.
+    The beginnings of segments, and their sets of ranges, are two lists, which are replaced together.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class _Segments(Generic[W]):
             )
 
     def _join(self, key: Key) -> None:
-        """Drop the cut at a key if the same ranges hold on both sides."""
+        """Join the segments before and after a key, if the same ranges cover both."""
         starts, sets = self._segments
         segment = bisect_left(starts, key)
         if segment < len(starts) and starts[segment] == key:

@@ -22,7 +22,7 @@ class KeyWatch(EngineWatch[Change]):
 
     def start(self, version: int, at: int) -> None:
         super().start(version, at)
-        # Not before: what changed between a first read and the start would be missed.
+        # Not earlier: changes between a first read and the start would be missed.
         self._woken.set()
 
     def changed(self, change: LoggedChange) -> None:
@@ -33,7 +33,7 @@ class KeyWatch(EngineWatch[Change]):
         self._woken.set()
 
     def lost(self, gone: HistoryGone) -> None:
-        self._woken.set()  # a comparison with what was reported tells what changed
+        self._woken.set()  # the keys are read again, and compared with what was reported
 
     async def _read_changes(self) -> list[Change]:
         if self._since is not None and not await self._has_changed(self._since):
@@ -63,7 +63,7 @@ class KeyWatch(EngineWatch[Change]):
                     for get, record in zip(self._gets, stored, strict=True)
                     if record is not None and record.expires_at is not None and record.expires_at > began
                 ]
-                del stored  # values of two reads need not be in memory at a time
+                del stored  # so that the values of two reads are never in memory at the same time
                 return bool(may_have_expired) and None in await self._feed.reader.read(*may_have_expired)
             position = piece.end
             await asyncio.sleep(0)

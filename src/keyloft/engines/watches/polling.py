@@ -12,16 +12,16 @@ logger = logging.getLogger(__name__)
 
 
 class Poller:
-    """Tells a feed where the version counter stands, while there are watches."""
+    """Passes the version counter to a feed, while there are watches."""
 
     def __init__(self, feed: ChangeFeed, read_version: Callable[[], int | None]) -> None:
-        """`read_version` reads the counter; None if that is not worth while now."""
+        """`read_version` returns the counter; None if reading it is not worth while now."""
         self._feed = feed
         self._read_version = read_version
         self._job: Job | None = None
 
     def start(self) -> None:
-        """There is a watch: poll, unless that is under way."""
+        """Begin to poll, unless that is under way; called for each new watch."""
         with self._feed.lock:
             if self._job is None or self._job.done():
                 self._feed.waiting.start(self._poll(), "keyloft polls for watches", self._keep_job)
@@ -34,7 +34,7 @@ class Poller:
             self._job.cancel()
 
     def goes_on(self) -> bool:
-        """Whether there are watches; if not, the next one starts another job."""
+        """Whether there are watches; if not, the next watch starts another job."""
         with self._feed.lock:
             if self._feed.has_watches:
                 return True

@@ -24,7 +24,7 @@ class SharedSlice:
         self._by_space: dict[Space, tuple[list[Key], list[LoggedChange]]] | None = None
 
     def of(self, registration: Registration[Any], space: Space) -> Iterable[LoggedChange]:
-        """The changes of a space that concern a watch; those of one key in their order."""
+        """The changes of a space that concern a watch; changes of one key are in their order."""
         if not self._is_used:
             self._is_used = True
             changes = self.piece.changes
@@ -45,15 +45,15 @@ class SharedSlice:
 
 
 class SharedSlices:
-    """The slices that watches are reading now: thousands of them may read the same, after another process has ended."""
+    """The slices that watches are reading now; after a disconnection, thousands of watches may read the same slices."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._read: WeakValueDictionary[LogPosition, SharedSlice] = WeakValueDictionary()
-        """Those that a watch refers to."""
+        """The slices that a watch refers to."""
 
     async def after(self, position: LogPosition, dispatched: LogPosition | None) -> SharedSlice:
-        """The slice after a position. It has all changes up to what the feed has dispatched, or is not the last one.
+        """The slice after a position. If it is the last one, it has all changes that the feed has dispatched.
 
         Raises:
             HistoryGone: The log no longer has it.

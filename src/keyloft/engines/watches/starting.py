@@ -1,4 +1,4 @@
-"""Starts the watches of an engine on a server, which has to ask that server from where on they report."""
+"""Starts the watches of an engine on a database server, which must first ask the server where they begin."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class WatchStarter:
-    """Makes watches, and lets reads and commits wait until those have started."""
+    """Makes watches, and lets reads and commits wait until new watches have started."""
 
     def __init__(
         self, feed: ChangeFeed, ask: Callable[[], Awaitable[Start]], follow: Callable[[], None], patience: float
@@ -24,9 +24,9 @@ class WatchStarter:
         """Serve the watches of one engine.
 
         Args:
-            feed: It wakes them.
-            ask: Asks the server where its version counter and its time are.
-            follow: Begins to listen for commits of other processes, unless that has begun.
+            feed: Wakes the watches.
+            ask: Asks the server for its version counter and its time.
+            follow: Begins to listen for commits of other processes, unless it has begun already.
             patience: For how many seconds a call of the engine waits for its server.
         """
         self._feed = feed
@@ -47,9 +47,9 @@ class WatchStarter:
         return watch
 
     async def wait(self) -> None:
-        """Wait until new watches have started: a caller that makes a watch, and then reads or writes, misses nothing.
+        """Wait until new watches have started, for a bounded time: the server may not answer.
 
-        Not for ever: the server may be away.
+        So a caller that makes a watch, and then reads or writes, misses nothing.
         """
         await asyncio.wait(self.pending, timeout=self._patience / 4)
 
@@ -65,7 +65,7 @@ class WatchStarter:
         self._follow()
 
     async def _start(self, watch: EngineWatch[Any]) -> None:
-        """Let a watch report from the version counter on as it is now, as soon as the server tells."""
+        """Start a watch at the server's version counter, as soon as the server answers."""
         while True:
             try:
                 start = await self._ask()

@@ -1,8 +1,8 @@
-"""What a watch is to its user: an async iterator over changes; and watches of a range, which follow the change log.
+"""Watches as their users see them, async iterators over changes; and watches of a range, which follow the change log.
 
 A watch learns from the feed which keys changed, and reads their entries when its user asks for the next changes. So it
-holds keys that changed and are not yet reported, at most a bounded number of them, and no entries. Of large entries, it
-reads and reports a few at a time.
+holds no entries, only a bounded number of keys that changed and are not yet reported. It reads and reports a few large
+entries at a time.
 """
 
 from abc import ABC, abstractmethod
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class WakeCall:
-    """Takes the place of an `asyncio.Event` in a watch that no task waits for: a function is called instead."""
+    """Replaces the `asyncio.Event` of a watch for which no task waits: instead, a function is called."""
 
     __slots__ = ("_call", "_is_set")
 
@@ -68,7 +68,7 @@ class EngineWatch(ABC, Generic[T]):
         self._feed = feed
         self._woken = woken or feed.waiting.event()
         self._started_at: int | None = None
-        """The version from which on the feed's changes count; None until it is known."""
+        """Changes of the feed after this version are reported; None until it is known."""
         self.reported_to: int | None = None
         self._failure: KeyloftError | None = None
         self._ended = False
@@ -97,7 +97,7 @@ class EngineWatch(ABC, Generic[T]):
             self._feed.awaited.discard(self)
 
     async def take(self) -> list[T]:
-        """What there is to report now, without waiting for more: perhaps nothing, and nothing once it has ended."""
+        """The changes to report now, without waiting; perhaps none, and none once the watch has ended."""
         self._check_usable()
         with self._feed.lock:
             return await self._take()
@@ -119,13 +119,13 @@ class EngineWatch(ABC, Generic[T]):
             raise self._failure
         if self._ended:
             return []
-        # Cleared before reading, so that a change during the read wakes it again.
+        # Cleared before the read, so that a change during the read wakes this watch again.
         self._woken.clear()
         self._is_reading = True
         try:
             return await self._read_changes()
         except Closed:
-            # The store began to close during the read: that ends a watch.
+            # The store began to close during the read, which ends the watch.
             self.end()
             return []
         except (HistoryGone, Undecodable):
@@ -151,7 +151,7 @@ class EngineWatch(ABC, Generic[T]):
         return self._is_reading or (self._woken.is_set() and self in self._feed.awaited)
 
     async def aclose(self) -> None:
-        if self._feed.refusal is None:  # after a fork, it is the parent's
+        if self._feed.refusal is None:  # in a forked child, the watch is the parent's
             self._feed.waiting.check_may_lock()
             self.end()
 
@@ -162,25 +162,25 @@ class EngineWatch(ABC, Generic[T]):
             self._feed.forget(self.registration)
 
     def start(self, version: int, at: int) -> None:
-        """The feed reports changes after this version, and expiries after this moment."""
+        """Begin: the feed passes on changes after this version, and expiries after this moment."""
         self._started_at = version
 
     def fail(self, error: KeyloftError) -> None:
-        """The engine can't start this watch, or has lost what it would report."""
+        """End with an error: the engine can't start this watch, or has lost what it would report."""
         self._failure = error
         self._woken.set()
 
     @abstractmethod
     def changed(self, change: LoggedChange) -> None:
-        """A commit changed a key."""
+        """Note that a commit changed a key."""
 
     @abstractmethod
     def expired(self, key: Key) -> None:
-        """The entry at this key has expired."""
+        """Note that the entry at this key has expired."""
 
     @abstractmethod
     def lost(self, gone: HistoryGone) -> None:
-        """The feed has missed changes."""
+        """Note that the feed has missed changes."""
 
     @abstractmethod
     async def _read_changes(self) -> list[T]:
@@ -191,41 +191,42 @@ class _Portion(Struct):
     """Changes of a backlog that were read together, and are reported together or in parts."""
 
     changes: Sequence[LoggedChange]
-    """Those that are not yet reported, in the order in which they are."""
+    """The changes that are not yet reported, in the order in which they will be."""
     up_to: int
-    """The version that is reached with them."""
+    """The version up to which all is reported once these are."""
     read: LogSlice | DuePage
-    """What they were read from."""
+    """The slice or page that they were read from."""
     expired_to: int = 0
-    """Of a page of expiries, up to which moment the feed had dispatched them before it was read."""
+    """For a page of expiries: up to which moment the feed had dispatched expiries before the page was read."""
 
 
 class _Backlog(Struct):
-    """Where a watch stands that reads the change log itself, until it has caught up with the feed."""
+    """The progress of a watch that reads the change log itself, until it has caught up with the feed."""
 
     position: LogPosition
     expired_to: int | None
-    """Up to which moment expiries were reported; None if that is the time of the position's version."""
+    """Up to which moment expiries were reported; None stands for the time of the position's version."""
     has_read_expiries: bool = False
     has_read_log: bool = False
-    """Whether it has reached the end of the log once."""
+    """Whether the watch has reached the end of the log once."""
     clock_is_behind: bool = False
-    """The clock was set back, so that the feed is ahead of it; the feed reads these expiries again."""
+    """Whether the clock was set back, so that the feed's moment is ahead of it; the feed reads those expiries again."""
     slice: SharedSlice | None = None
-    """What it has read last: it is kept for others that read the same."""
+    """The slice that was read last, kept for other watches that read the same one."""
     portion: _Portion | None = None
-    """What it is reporting in parts."""
+    """The portion that is being reported in parts."""
 
 
 class LogFollowingWatch(EngineWatch[T]):
-    """What changed in a range, or at some keys. It holds the changes to report; of too many, only where they begin."""
+    """A watch of a range, or of some keys, that holds the changes to report; if there are too many, only where they
+    begin in the log."""
 
     _reads_log_first = False
-    """Of a backlog, whether expiries are reported after the changes of the log, not before."""
-    # An expiry may be noticed a little later than a commit that followed it, and then be reported after that. A reader
-    # that continues from that commit gets it nevertheless.
+    """In a backlog: whether expiries are reported after the changes of the log, not before."""
+    # An expiry may be noticed a little after a later commit, and then be reported after that commit. A reader that
+    # continues from that commit must get it nevertheless.
     _earlier_expiries: Final = round(1000 * limits.LATE_EXPIRY_SECONDS)
-    """Of a backlog, for how many milliseconds before its beginning expiries are reported, too."""
+    """In a backlog: for how many milliseconds before its beginning expiries are reported, too."""
 
     def __init__(self, feed: "ChangeFeed", space: Space, since: int | None, woken: WakeCall | None = None) -> None:
         super().__init__(feed, woken)
@@ -235,7 +236,7 @@ class LogFollowingWatch(EngineWatch[T]):
         self._backlog: _Backlog | None = None
         self._drained = LogPosition(0)
         self._drained_at = 0
-        """The position and the time up to which all was reported when there was last nothing pending."""
+        """The position and the time up to which all was reported, the last time that nothing was pending."""
         if since is not None:
             self.reported_to = since
             self._backlog = _Backlog(LogPosition(since), None)
@@ -243,7 +244,7 @@ class LogFollowingWatch(EngineWatch[T]):
 
     @abstractmethod
     def _slot(self, change: LoggedChange) -> Hashable:
-        """Of pending changes with the same slot, the last one is reported."""
+        """The slot of a pending change: of changes with the same slot, only the last one is reported."""
 
     @abstractmethod
     def _ordered(self, changes: Iterable[LoggedChange]) -> list[LoggedChange]:
@@ -251,11 +252,11 @@ class LogFollowingWatch(EngineWatch[T]):
 
     @abstractmethod
     async def _report(self, changes: Sequence[LoggedChange], up_to: int) -> tuple[list[T], int]:
-        """What is reported for the first of some changes, and how many these are: at least one, if there are any.
+        """What is reported for the first of some changes, and how many changes that covers: at least one.
 
         Args:
             changes: In their order.
-            up_to: The version that is reached with all of them.
+            up_to: The version up to which all is reported once all of them are.
         """
 
     def start(self, version: int, at: int) -> None:
@@ -282,7 +283,7 @@ class LogFollowingWatch(EngineWatch[T]):
 
     def _add(self, change: LoggedChange) -> None:
         if self._backlog is not None:
-            return  # it will be read from the log
+            return  # the change will be read from the log
         self._pending[self._slot(change)] = change
         if len(self._pending) > limits.WATCH_PENDING_KEYS and self._started_at is not None:
             self._backlog = _Backlog(self._drained, self._drained_at)
@@ -302,7 +303,7 @@ class LogFollowingWatch(EngineWatch[T]):
             self._pending = taken | self._pending
             raise
         if self._backlog is not None:
-            return changes  # what is left of them is in the log
+            return changes  # the rest will be read from the log
         if count < len(ordered):
             self._pending = {self._slot(change): change for change in ordered[count:]} | self._pending
             self._woken.set()
@@ -315,11 +316,11 @@ class LogFollowingWatch(EngineWatch[T]):
         return changes
 
     async def _read_backlog(self, backlog: _Backlog) -> list[T]:
-        """Report one slice of the log, or one page of expiries, or a part of it. What is swept meanwhile is logged.
+        """Report a slice of the log, or a page of expiries, or a part of it. Entries swept meanwhile are in the log.
 
-        The watch is live again once it has reached what the feed has dispatched.
+        The watch gets changes from the feed again once it has reached what the feed has dispatched.
         """
-        self._woken.set()  # until it has caught up
+        self._woken.set()  # stays set until the watch has caught up
         if backlog.portion is None:
             backlog.portion = await self._next_portion(backlog)
         portion, feed = backlog.portion, self._feed
@@ -359,7 +360,7 @@ class LogFollowingWatch(EngineWatch[T]):
         if not backlog.has_read_expiries and (backlog.has_read_log or not self._reads_log_first):
             dispatched = feed.expired_to.get(space, 0)
             [page] = await feed.reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
-            # What was written again since is in the log.
+            # If one of these keys was written again since, the log has that.
             expired = [self._expiry(key) for key in page.keys if self._contains(key)]
             return _Portion(self._ordered(expired), 0, page, dispatched)
         backlog.slice = await feed.slices.after(backlog.position, feed.position)
@@ -373,16 +374,16 @@ class LogFollowingWatch(EngineWatch[T]):
 
 
 def _last_whole(changes: Sequence[LoggedChange], count: int) -> int | None:
-    """The last version of which all changes are among the first ones; None if there is none."""
+    """The last version of which all changes are among the first `count`; None if there is none."""
     following = changes[count].version
     return max([change.version for change in changes[:count] if 0 < change.version < following], default=None)
 
 
 class RangeWatch(LogFollowingWatch[Change]):
-    """The keys of a range that changed, each with what is stored there now."""
+    """A watch of a range: reports the keys that changed, each with what is stored there now."""
 
     _fitting = limits.WATCH_FIRST_KEYS
-    """How many keys to read at a time, by the size of the values that were read last."""
+    """How many keys to read at a time, which depends on the size of the values that were read last."""
 
     def _slot(self, change: LoggedChange) -> Hashable:
         slot: Hashable = change.key
@@ -394,8 +395,9 @@ class RangeWatch(LogFollowingWatch[Change]):
     async def _report(self, changes: Sequence[LoggedChange], up_to: int) -> tuple[list[Change], int]:
         """What is stored at the first keys now, in the order of their changes, until the values have enough bytes.
 
-        An entry that was changed again by a commit that this watch has not reached is left out: that commit will report
-        it. So a reader that continues from the last versionstamp it has seen misses nothing in between.
+        If a later commit, which this watch has not reached yet, has changed an entry again, the entry is left out: it
+        will be reported with that commit. So a reader that continues from the last versionstamp it has seen misses
+        nothing in between.
         """
         reported: list[Change] = []
         size = count = 0
@@ -407,7 +409,7 @@ class RangeWatch(LogFollowingWatch[Change]):
             sizes = [0 if record is None else len(record.value) for record in records]
             read = sum(sizes)
             if size + read > limits.WATCH_REPORT_BYTES:
-                # The others are read again: how large values are is not known before they are read.
+                # The rest will be read again: how large values are is not known before they are read.
                 ends = list(accumulate(sizes, initial=size))
                 records = records[: bisect_left(ends, limits.WATCH_REPORT_BYTES)]
             reported += [
