@@ -38,7 +38,7 @@ class QueuedBatch(Struct, eq=False):
 
     batch: Batch
     arrived: float
-    """When, by the event loop's time."""
+    """When the batch arrived, by the event loop's time."""
     future: "asyncio.Future[Committed | Conflict] | None" = None
     """What a caller awaits, instead of `done`."""
     done: Callable[[Verdict], None] | None = None
@@ -54,7 +54,7 @@ class Batcher:
     """Hands groups of batches to `start`, one at a time; the engine calls `finished` after each."""
 
     def __init__(self, start: Callable[[list[Batch]], None], recovery: Recovery | None = None) -> None:
-        """With `recovery`, a group that an exception in the event loop has lost is found and rolled back.
+        """With `recovery`, a group that got lost by an exception in the event loop is found and rolled back.
 
         A signal's handler can raise in any callback of the event loop, also in one that starts or finishes a group. The
         callers of a lost group get CommitUnknown, and the next group starts.
@@ -72,7 +72,7 @@ class Batcher:
         self._idle.set()
         self._closed = False
         self.group_operations = self.group_bytes = 0
-        """How many checks and mutations the current group has, and how many bytes its values."""
+        """How many checks and mutations the current group has, and how many bytes of values."""
 
     @property
     def idle(self) -> bool:
@@ -87,7 +87,7 @@ class Batcher:
         """Queue a batch; `done` is called with its verdict."""
         queued = QueuedBatch(batch, self._time(), None, done)
         if self._waiting and not self._closed:
-            # Its group is about to start. Without a look at the running event loop, which asks the system.
+            # Its group is about to start. The event loop is not checked again: asking for it takes a system call.
             self._waiting.append(queued)
         else:
             self._queue(queued)
@@ -106,7 +106,7 @@ class Batcher:
             raise WrongLoop
         self._waiting.append(queued)
         if self._idle.is_set():
-            # Not at once: other tasks of this iteration of the event loop may add their batches.
+            # Later in this iteration of the event loop, so that its other tasks can add their batches.
             self._loop.call_soon(self._hand_over)
             self._idle.clear()
             if self._timer is None and self._recovery is not None:
@@ -129,7 +129,7 @@ class Batcher:
                 queued.is_in_group = False
                 again.append(queued)
             elif future is not None and type(verdict) is Committed and not future.done():
-                future.set_result(verdict)  # most of them, without a call
+                future.set_result(verdict)  # the common case, without a call
             elif queued.done is not None:
                 try:
                     queued.done(verdict)
@@ -137,7 +137,7 @@ class Batcher:
                     logger.exception("a callback for the outcome of a write failed")
             elif future is not None and not future.done():  # else the caller was cancelled
                 future.set_exception(verdict) if isinstance(verdict, Exception) else future.set_result(verdict)
-        # Not kept for `_tick` either: it would let go of a long batch at once, while its caller does so in slices.
+        # `_tick` must not keep the group: it would free a long batch at once, while the caller frees it in slices.
         self._current, self._group_at_tick = [], None
         self._waiting.extendleft(reversed(again))
         # After the callers that were just woken, so that what they write next is in the next group.
@@ -154,7 +154,7 @@ class Batcher:
         await self._idle.wait()
 
     def _tick(self) -> None:
-        """Regularly, while there are batches: is a group still there that was there the last time?"""
+        """Called regularly while there are batches: look for a group that was there already the last time."""
         self._timer = None
         if self.idle or self._closed:
             return
@@ -177,7 +177,7 @@ class Batcher:
 
     def _hand_over(self) -> None:
         if self._current:
-            return  # `close` called `finished` for a group that was only late
+            return  # a call that seemed lost was only late: another one has started a group meanwhile
         group: list[Batch] = []
         operations = size = 0
         has_long = False
@@ -196,7 +196,7 @@ class Batcher:
                 self._current.append(queued)
                 operations += more
                 has_long = more > limits.LONG_BATCH_OPERATIONS
-                if operations < limits.GROUP_OPERATIONS:  # else it is full, and a long batch takes long to add up
+                if operations < limits.GROUP_OPERATIONS:  # else the group is full, and summing a long batch takes long
                     size += batch.size
         self.group_operations, self.group_bytes = operations, size
         if group:

@@ -1,7 +1,7 @@
 """Divides a long batch, so that no step of its commit takes long; the parts are written in one transaction.
 
-A part is decided by what the parts before it have written. So the engine needs only the rows of one part at a time:
-those of a whole batch of 100,000 keys would also cost the garbage collector tens of milliseconds.
+Each part is decided after the parts before it are written. So the engine needs only the rows of one part at a time;
+those of a whole batch of 100,000 keys would also make the garbage collector stop everything for tens of milliseconds.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def divided(batch: Batch) -> Iterator[Batch]:
 
 
 class GatheredVerdict:
-    """What became of the parts of a batch so far. Each of them is settled from the version before the batch."""
+    """Gathers the verdicts on the parts of a batch. Each part is settled from the version before the batch."""
 
     def __init__(self, before: int, now: int) -> None:
         self._before = before
@@ -45,7 +45,7 @@ class GatheredVerdict:
         return self._error is not None or (bool(part.mutations) and bool(self._failed))
 
     def add(self, settled: Settled) -> None:
-        """A part was settled."""
+        """Add the verdict on a part that was settled."""
         [verdict] = settled.verdicts
         if isinstance(verdict, Committed):
             self._found += verdict.found
@@ -59,7 +59,7 @@ class GatheredVerdict:
 
     @property
     def verdict(self) -> Verdict:
-        """That on the whole batch."""
+        """The verdict on the whole batch."""
         if self._error is not None:
             return self._error
         if self._failed:
@@ -67,7 +67,7 @@ class GatheredVerdict:
         return Committed(self._before + 1, tuple(self._found), self._now, tuple(self._values))
 
     def outcome(self) -> Outcome:
-        """Of the whole batch. Watches read its changes from the log, a slice at a time."""
+        """The outcome of the whole batch. Watches read its changes from the log, a slice at a time."""
         verdict = self.verdict
         if isinstance(verdict, Committed):
             return Outcome([verdict], NO_VERSION, verdict.version, (), self._next_expiry)

@@ -1,4 +1,4 @@
-"""The outcome of a group of batches: what its callers, its engine and the watches learn of it."""
+"""The outcome of a group of batches, for its callers, its engine and the watches."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -20,7 +20,7 @@ class Outcome(Struct, frozen=True):
     """The verdicts on a group, and the version counter before and after it."""
 
     verdicts: Sequence[Verdict | None]
-    """None for a batch that was not decided and goes with the next group."""
+    """One per batch; None for a batch that was not decided, and joins the next group."""
     version_before: int
     version_after: int
     changes: Sequence[LoggedChange] = ()
@@ -29,16 +29,16 @@ class Outcome(Struct, frozen=True):
 
 
 def committed(settled: Settled, before: int) -> Outcome:
-    """The group was committed as it was settled, after version `before`."""
+    """The outcome of a group that was committed as it was settled, after version `before`."""
     if len(settled.changes) > limits.WATCH_INLINE_CHANGES:
-        # Watches read them from the log: it would take the event loop long to free them.
+        # Watches read so many changes from the log: freeing them here would block the event loop for long.
         return Outcome(settled.verdicts, NO_VERSION, settled.version, (), settled.next_expiry)
     return Outcome(settled.verdicts, before, settled.version, settled.changes, settled.next_expiry)
 
 
 def failed(group: Sequence[Batch], error: DatabaseError, version: int) -> Outcome:
-    """The database refused the whole group."""
-    # A copy each: an exception that is raised in many tasks would collect all their tracebacks.
+    """The outcome of a group that the database refused."""
+    # A copy for each batch: an exception that is raised in many tasks would collect all their tracebacks.
     return Outcome([copy(error) for _ in group], version, version)
 
 

@@ -1,8 +1,8 @@
 """Decides a group of batches in memory, in order: group commit as a pure function.
 
-A group holds the batches of many callers for one database transaction. The engine loads what decides something
-(`deciding`), `settle` returns a verdict per batch, the rows to write and the changes to log, and the engine writes each
-touched key once. A batch that fails leaves no trace, so it can't harm the others of its group.
+A group holds the batches of many callers for one database transaction. The engine loads the records that decide
+something (`deciding`), `settle` returns a verdict per batch, the rows to write and the changes to log, and the engine
+writes each changed key once. A batch that fails leaves no trace, so it can't harm the others of its group.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ _COUNTERS: Final = (Sum, Add, Min, Max)
 _Pending: TypeAlias = tuple[Record | None, Write, ChangeKind]
 """What a key holds after the batches so far, the write that stores it, and what the last of them did to the key."""
 _PUT, _DELETE, _TOUCH, _EXPIRED = ChangeKind
-# One for all: each tuple of a long batch would cost the garbage collector.
+# Shared: a tuple for each key of a long batch would burden the garbage collector.
 _DELETED: Final[_Pending] = None, _REMOVE, _DELETE
 _PURGED: Final[_Pending] = None, _REMOVE, _EXPIRED
 
@@ -77,11 +77,11 @@ class Settled(Struct, frozen=True):
 
     verdicts: list[Verdict]
     writes: dict[Address, Write]
-    """One per touched key."""
+    """One write per changed key."""
     version: int
     """The last version given; that of the last commit before the group if nothing was committed."""
     changes: list[LoggedChange]
-    """What is to be logged, in the order of versions."""
+    """The changes to log, in the order of their versions."""
     appended: dict[Address, tuple[bytes, bytes]]
     """For each key that an Append made, what stands before and after the version."""
     next_expiry: int | None = None
@@ -120,11 +120,11 @@ def settle(
 
     Args:
         current: The stored records of all `deciding` keys, expired ones included; a key without a row is left out. A
-            Head stands for a record whose value was not loaded; `unread` tells which of those a Conflict shows.
+            Head stands for a record whose value was not loaded; `unread` returns those that a Conflict shows.
         version: The version of the last commit before this group.
         now: The time of this group, in milliseconds.
-        relative_from: An expiry that counts from the commit becomes this number and its milliseconds, if the time of
-            the commit is not known yet.
+        relative_from: If the time of the commit is not known yet, an expiry that counts from the commit becomes this
+            number plus its milliseconds.
     """
     verdicts: list[Verdict] = []
     changes: list[LoggedChange] = []
@@ -135,7 +135,7 @@ def settle(
             if len(batch.mutations) == 1 and type(only := batch.mutations[0]) is Set and not batch.checks:
                 address = (only.space, only.key)
                 if address not in pending and not only.if_absent and address not in current:
-                    # Most batches: they succeed whatever is stored, and nothing is known of that.
+                    # Most batches are one plain Set, which succeeds whatever is stored: nothing was loaded for it.
                     forever = only.expire_in is None and only.expire_at is None
                     expires_at = None if forever else state.expiry(only)
                     version += 1
@@ -158,7 +158,7 @@ def settle(
 
 
 def unread(settled: Settled) -> set[Address]:
-    """The keys of Heads that a Conflict shows: their values are to be read, and given to `with_values`."""
+    """The keys of Heads that a Conflict shows: the engine reads their values, and passes them to `with_values`."""
     return {
         (failure.check.space, failure.check.key)
         for verdict in settled.verdicts
@@ -237,7 +237,7 @@ class _State:
     def _done(
         self, mutation: Mutation, before: _Pending | None, version: int, found: list[bool], values: list[int]
     ) -> _Pending | None:
-        """What a mutation makes of its key, None if it changes nothing; adds to what its batch has found and counted.
+        """What a mutation makes of its key, None if it changes nothing; adds to `found` and `values`.
 
         Args:
             mutation: Anything but an Append.
@@ -248,7 +248,7 @@ class _State:
         """
         stored, write = (self._current.get((mutation.space, mutation.key)), None) if before is None else before[:2]
         record = stored if stored is not None and stored.is_alive(self._now) else None
-        # By type, and not by `match`: that takes a tenth of a microsecond for each class that does not match.
+        # By type, not by `match`, which takes time for each class that does not match.
         if type(mutation) is Set:
             if mutation.if_absent:
                 found.append(record is not None)
@@ -283,9 +283,9 @@ class _State:
             return None
         if type(moment) is not int or not 0 <= moment <= LAST_MOMENT:
             field = "expire_at" if expire_in is None else "expire_in"
-            raise InvalidArgument(f"{field}: expected a whole number of milliseconds that leads to 1970 up to 9999")
+            raise InvalidArgument(f"{field}: expected whole milliseconds, up to a moment from 1970 to 9999")
         if self._relative_from is not None and expire_in is not None and expire_in > 0:
-            # What expires at once has expired for the next batch of the group, too.
+            # An entry that expires at once has expired for the next batch of the group, too.
             moment = self._relative_from + expire_in
         if self.next_expiry is None or moment < self.next_expiry:
             self.next_expiry = moment
@@ -322,7 +322,7 @@ class _State:
             else:
                 number = _COUNT[type(mutation)](unpack_counter(record.value), mutation.operand)
         if encoding == JSON:
-            # For most numbers, a fifth of the time that `encode_json` takes.
+            # The common case, without the checks of `encode_json`.
             value = b"%d" % number if number.bit_length() <= 64 else encode_json(number, limits.VALUE_BYTES)
         else:
             number %= limits.U64_MAX + 1
@@ -335,7 +335,7 @@ def _integer(record: Record) -> int:
     """The number that a record holds, as a JSON integer or as a U64.
 
     Raises:
-        NotACounter: It holds something else.
+        NotACounter: The record holds something else.
     """
     if record.encoding == COUNTER:
         return unpack_counter(record.value)
@@ -353,7 +353,7 @@ def makes_new_entry(write: Write, record: Record | None) -> bool:
 
     Args:
         write: What this group has done to the key so far.
-        record: The live entry that this left: None if it removed the entry, or let it expire.
+        record: The live entry after that write; None if the write removed the entry, or let it expire.
     """
     return record is None or removes_row(write)
 

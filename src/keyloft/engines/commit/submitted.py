@@ -1,4 +1,4 @@
-"""Batches that are written as they are submitted: their verdict is reported at once."""
+"""For engines that write a batch as soon as it is submitted, and report its verdict at once."""
 
 import logging
 from collections.abc import Callable
@@ -15,11 +15,11 @@ class _Written:
 
 
 WRITTEN: Final[Submission] = _Written()
-"""A batch that was written as it was submitted."""
+"""The submission of a batch that is written already."""
 
 
 def report(done: Callable[[Verdict], None], verdict: Verdict) -> None:
-    """Call `done`; what it raises is logged, and harms no one else."""
+    """Call `done`; an exception in it is logged, and harms no other caller."""
     try:
         done(verdict)
     except Exception:
