@@ -12,7 +12,7 @@ from typing import Any, Final
 from keyloft import limits
 from keyloft.cli.options import Commands, Settings
 from keyloft.cli.terminal import CommandFailed, remark, say
-from keyloft.core.addresses import shown
+from keyloft.core.addresses import address_url
 from keyloft.server.config import Config
 
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -47,7 +47,7 @@ def _base(config: Config) -> str:
     if address is None:
         raise CommandFailed("--http is off, so there is no page")
     host, port = address
-    return shown(_EVERYWHERE.get(host, host), port, "http" if config.http_cert is None else "https")
+    return address_url(_EVERYWHERE.get(host, host), port, "http" if config.http_cert is None else "https")
 
 
 def _check_page(base: str, config: Config) -> None:

@@ -27,16 +27,16 @@ def read_address(text: str, example: str, argument: str = "") -> tuple[str, int]
     return found[1] or found[2], int(found[3])
 
 
-def shown(host: str, port: int, scheme: str = "http") -> str:
-    """An address as a URL."""
+def address_url(host: str, port: int, scheme: str = "http") -> str:
+    """The URL of an address."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def check_host(text: str) -> None:
-    """Refuse what no Host header names, where its port is left out.
+    """Refuse a text that is not the host of a Host header, without its port.
 
     Raises:
-        InvalidArgument: It is no name or address alone.
+        InvalidArgument: The text is not just a name or an address.
     """
     if not _NAME.fullmatch(text) and not _is_ip_address(text.strip("[]")):
         raise InvalidArgument(
@@ -45,10 +45,10 @@ def check_host(text: str) -> None:
 
 
 def check_origin(text: str) -> None:
-    """Refuse what no browser sends as the Origin of a page; * stands for all, null for pages without one.
+    """Refuse a text that no browser sends as the Origin of a page; * stands for all, null for pages without one.
 
     Raises:
-        InvalidArgument: It is not a scheme and a host, with a port other than the usual one or none.
+        InvalidArgument: The text is not a scheme and a host, perhaps with a port that is not the scheme's default.
     """
     origin = text.lower()
     if origin in ("*", "null"):
@@ -77,10 +77,10 @@ def is_loopback(host: str) -> bool:
 
 
 def check_nats_address(address: str, argument: str = "") -> None:
-    """Refuse what is not an address of NATS.
+    """Refuse a text that is not the address of a NATS server.
 
     Raises:
-        InvalidArgument: It names the argument if there is one, and not the address, which may hold a password.
+        InvalidArgument: The message names the argument, if there is one, but not the text, which may hold a password.
     """
     found = _NATS_ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if found is None or int(found[1] or 0) > 65_535:

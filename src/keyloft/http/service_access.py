@@ -38,7 +38,7 @@ class ServiceAccess:
             Problem: No service runs.
         """
         if self.current is None:
-            raise unavailable("the service is starting, or connects to NATS: try again soon")
+            raise service_unavailable("the service is starting, or connects to NATS: try again soon")
         return self.current
 
     async def body(self, request: HttpRequest, names: Sequence[str]) -> bytes:
@@ -89,7 +89,7 @@ class ServiceAccess:
         try:
             direct = self.service().hand_in(names, operation, data, waiting.answer, stream)
         except NoService as error:
-            raise unavailable(str(error)) from None
+            raise service_unavailable(str(error)) from None
         try:
             return await waiting.reply()
         finally:
@@ -133,7 +133,7 @@ class _Waiting:
             self._replied.set_exception(ClientGone())
 
 
-def unavailable(reason: str) -> Problem:
+def service_unavailable(reason: str) -> Problem:
     """The answer while a service does not run."""
     return Problem(503, NoService.code, reason, headers=RETRY)
 

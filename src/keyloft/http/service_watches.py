@@ -15,7 +15,7 @@ from keyloft.http.problems import problem_of
 from keyloft.http.replies import EVENTS_TYPE, HttpReply
 from keyloft.http.requests import HttpRequest
 from keyloft.http.routing import ApiRoute, HttpHandler
-from keyloft.http.service_access import refusal_of, unavailable, was_carried_out
+from keyloft.http.service_access import refusal_of, service_unavailable, was_carried_out
 from keyloft.http.sse import event_text
 from keyloft.http.watch import begin_events
 from keyloft.nats import payloads
@@ -88,7 +88,7 @@ class WatchHandler:
         try:
             stream = access.service().event_stream()
         except NoService as error:
-            raise unavailable(str(error)) from None
+            raise service_unavailable(str(error)) from None
         context.meters.watches += 1
         self._streams.add(stream)
         try:

@@ -23,7 +23,7 @@ from keyloft.core.lazy import ClosableSource, SourceList
 from keyloft.core.paging import Pages
 from keyloft.core.records import Append, Get, Page, Record, Scan
 from keyloft.core.values import Encoding
-from keyloft.semantic.envelope import moment, read_entry, row_reader, to_json
+from keyloft.semantic.envelope import datetime_of, read_entry, row_reader, to_json
 from keyloft.semantic.keys import SPACE, EntryKey, Project
 from keyloft.semantic.rules import directive_of, wrong
 
@@ -230,7 +230,7 @@ class AuditTrail(SourceList[AuditRecord]):
             key=self._project + fields.pop("path"),
             directive=directive_of(stored.writer),
             version_after=record.version if stored.action in ("put", "restore") else None,
-            at=moment(record.updated_at),
+            at=datetime_of(record.updated_at),
             sequence=record.version,
             **fields,
         )

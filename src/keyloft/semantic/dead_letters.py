@@ -15,7 +15,7 @@ from keyloft.core.records import Batch, Check, Committed, Delete, Get, Scan, Set
 from keyloft.core.values import Encoding
 from keyloft.errors import Closed, InvalidArgument, KeyloftError
 from keyloft.semantic.commits import DEAD_LETTER_GONE, Committer
-from keyloft.semantic.envelope import Envelope, moment, row_reader, to_json
+from keyloft.semantic.envelope import Envelope, datetime_of, row_reader, to_json
 from keyloft.semantic.intents import Intent, WriteRequest
 from keyloft.semantic.keys import SPACE, Project, parse_project, rows_below
 from keyloft.semantic.monitoring import logger
@@ -213,5 +213,5 @@ class DeadLetterList(SourceList[DeadLetter]):
                         id=row.rpartition(b"/")[2].decode(),
                         tenant=self._project.tenant,
                         project=self._project.name,
-                        at=moment(record.updated_at),
+                        at=datetime_of(record.updated_at),
                     )

@@ -112,7 +112,7 @@ class StoredEntry(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     ) -> Envelope:
         semantics = self.semantics
         shown, fence = decode_json(bytes(self.value)) if value else None, self.fence(version, semantics)
-        updated, expires = moment(updated_at), None if expires_at is None else moment(expires_at)
+        updated, expires = datetime_of(updated_at), None if expires_at is None else datetime_of(expires_at)
         return Envelope(
             key, shown, version, self.writer, semantics, self.request_id, self.spec_ref, updated, expires, fence
         )
@@ -183,7 +183,7 @@ def envelope_of(
         raise Undecodable(f"the row {record.key!r} is damaged: {error}") from error
 
 
-def moment(milliseconds: int) -> datetime:
+def datetime_of(milliseconds: int) -> datetime:
     """The time this many milliseconds after 1970."""
     seconds, rest = divmod(milliseconds, 1000)
     return _EPOCH + timedelta(0, seconds, 1000 * rest)

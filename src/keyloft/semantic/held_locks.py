@@ -14,7 +14,7 @@ from keyloft.semantic import keys
 from keyloft.semantic.background import BackgroundJobs
 from keyloft.semantic.commits import Committer
 from keyloft.semantic.entry_watches import EntryWatch, watch_entry
-from keyloft.semantic.envelope import Envelope, envelope_of, moment, read_entry
+from keyloft.semantic.envelope import Envelope, datetime_of, envelope_of, read_entry
 from keyloft.semantic.intents import FailedWrite, Intent, WriteRequest, conflict_error
 from keyloft.semantic.keys import SPACE, Project, rows_below
 from keyloft.semantic.rules import ANY
@@ -89,7 +89,7 @@ class StoredLocks:
         while True:
             done = await self._committer.commit(Batch((Touch(SPACE, row, lives),), (Check(SPACE, row, version),)))
             if isinstance(done, Committed):
-                return moment(done.at + lives)
+                return datetime_of(done.at + lives)
             current = done.failed[0].current
             if current is None or not _is_held(current, fence):
                 raise _stale(key, current)

@@ -4,7 +4,7 @@ import errno
 import logging
 import ssl
 
-from keyloft.core.addresses import is_loopback, shown
+from keyloft.core.addresses import address_url, is_loopback
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
 from keyloft.errors import InvalidArgument
@@ -90,7 +90,7 @@ class HttpService(AsyncClosing):
             what = "no API, metrics and health" if self.has_api else "no metrics and health"
             logger.warning("%s: %s %s: %s", what, self._config.http, reason, cure)
             return
-        self.address = shown(host, port, "http" if self._tls is None else "https")
+        self.address = address_url(host, port, "http" if self._tls is None else "https")
         if self.has_api and self._tls is None and not is_loopback(address[0]):
             logger.warning(
                 "tokens and values travel unencrypted to %s: use --http-cert, a proxy with TLS, or --http 127.0.0.1:%d",

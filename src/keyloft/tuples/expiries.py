@@ -28,10 +28,10 @@ def expiry(
         InvalidArgument: One of them is wrong, or both are given.
     """
     if expire_at is None:
-        return (None, None) if expire_in is None else (milliseconds(expire_in, never), None)
+        return (None, None) if expire_in is None else (expire_in_milliseconds(expire_in, never), None)
     if expire_in is not None:
         raise InvalidArgument("expire_in, expire_at: expected one of them, got both")
-    return None, moment(expire_at)
+    return None, expire_at_milliseconds(expire_at)
 
 
 def new_expiry(expire_in: float | timedelta | None, expire_at: datetime | None) -> tuple[int | None, int | None]:
@@ -45,7 +45,7 @@ def new_expiry(expire_in: float | timedelta | None, expire_at: datetime | None) 
     return expiry(None if expire_in is UNSET else expire_in, expire_at)
 
 
-def milliseconds(expire_in: float | timedelta | None, never: str = "None") -> int | None:
+def expire_in_milliseconds(expire_in: float | timedelta | None, never: str = "None") -> int | None:
     """The `expire_in` of a caller in whole milliseconds, rounded up.
 
     Raises:
@@ -65,7 +65,7 @@ def milliseconds(expire_in: float | timedelta | None, never: str = "None") -> in
     return max(1, -int(-round(seconds * 1000, 6) // 1))
 
 
-def moment(expire_at: datetime) -> int:
+def expire_at_milliseconds(expire_at: datetime) -> int:
     """The `expire_at` of a caller in milliseconds since 1970, rounded up; a moment in the past is allowed.
 
     Raises:
