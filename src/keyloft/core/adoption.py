@@ -21,18 +21,18 @@ _KEY: Final = ("plugin_name", "key")
 
 
 class Adoption(Struct, frozen=True):
-    """What is to be done with a table that exists already."""
+    """What to do with a table that exists already."""
 
     statements: tuple[str, ...] = ()
-    """What makes it Keyloft's; none if it is as Keyloft would have made it."""
+    """The statements that make the table Keyloft's; empty if it is as Keyloft would have made it."""
     differences: tuple[str, ...] = ()
-    """Why it can't become Keyloft's."""
+    """Why the table can't become Keyloft's."""
 
     def check(self, database: str) -> None:
         """Refuse a table that can't become Keyloft's.
 
         Raises:
-            CannotOpen: It says what differs, and what to do.
+            CannotOpen: The message says what differs, and what to do.
         """
         if self.differences:
             raise CannotOpen(
@@ -42,7 +42,7 @@ class Adoption(Struct, frozen=True):
 
 
 Examination: TypeAlias = Generator[str, Sequence[Row], Adoption | None]
-"""Yields queries, takes their rows, and returns what is to be done; None where there is no such table."""
+"""Yields queries, is sent their rows, and returns what to do; None if there is no such table."""
 
 
 def examined(examination: Examination, fetch: Callable[[str], Iterable[Row]]) -> Adoption | None:
@@ -79,7 +79,7 @@ _SQLITE_TYPES: Final = {
 }
 _SQLITE_DEFAULTS: Final = {"created_at": _SQLITE_NOW, "updated_at": _SQLITE_NOW, "version": "0"}
 _IS_NORMAL: Final = "{} GLOB '" + re.sub("0", "[0-9]", "0000-00-00 00:00:00.000000") + "'"
-"""SQL: whether a time has the form in which Keyloft stores it, which sorts as the times do."""
+"""SQL: whether a time has the form in which Keyloft stores times, whose texts sort as the times do."""
 _NORMALIZED: Final = f"CASE WHEN {_IS_NORMAL} THEN {{}} ELSE strftime('%Y-%m-%d %H:%M:%f000', {{}}) END"
 """SQL: the same time in that form."""
 _COPY: Final = "keyloft_adopted"
@@ -89,7 +89,7 @@ _MISFITS: Final = {
     _A_TEXT: "count(CASE WHEN typeof({0}) <> 'text' THEN 1 END)",
     _A_TIME: "count(CASE WHEN typeof({0}) <> 'null' AND (typeof({0}) <> 'text' OR julianday({0}) IS NULL) THEN 1 END)",
 }
-"""SQL: in how many rows a column does not hold this."""
+"""SQL: in how many rows a column does not hold a text, or a time."""
 
 
 def examine_sqlite(create: Sequence[str]) -> Examination:
@@ -151,7 +151,7 @@ def examine_sqlite(create: Sequence[str]) -> Examination:
 
 
 def _sqlite_indexes(create: Sequence[str]) -> Generator[str, Sequence[Row], tuple[str, ...]]:
-    """The statements that make the indexes which are missing or of another form."""
+    """The statements that make the indexes that are missing, or that have another form."""
     found: dict[str, str] = dict(
         (yield f"SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = '{TABLE}'")
     )
@@ -164,7 +164,7 @@ def _sqlite_indexes(create: Sequence[str]) -> Generator[str, Sequence[Row], tupl
 
 
 def _rebuilt(create: Sequence[str], columns: Iterable[str]) -> tuple[str, ...]:
-    """The statements that rebuild the table with its rows. Through a copy: renaming a table would change views."""
+    """The statements that rebuild the table with its rows. They use a copy, because a rename would change views."""
     selected = {name: name for name in _TEXTS}
     for name in _TIMES:
         if name in columns:
@@ -220,7 +220,7 @@ def examine_postgres(create: Sequence[str]) -> Examination:
     }
     for name, (kind, *_) in columns.items():
         wanted, allowed = expected.get(name, ("", (kind,)))
-        # A precision stands within the name of the type, as in timestamp(3) with time zone.
+        # The name of a type may have a precision in it, as in timestamp(3) with time zone.
         if re.sub(r"\(\d+\)", "", kind) not in allowed:
             differences.append(f"column {name}: expected {wanted}, found {kind.upper()}")
     primary = yield (
@@ -294,7 +294,7 @@ def _altered(columns: dict[str, Row], has_key: bool, is_numbered: bool) -> list[
         alter("ADD COLUMN version BIGINT DEFAULT 0 NOT NULL")
     else:
         kind, is_required, _, found_default = columns["version"]
-        if is_numbered:  # not by this database's version counter
+        if is_numbered:  # the versions are not from this database's version counter
             statements.append(f"UPDATE {TABLE} SET version = 0 WHERE version IS DISTINCT FROM 0")
         if kind != "bigint":
             alter("ALTER COLUMN version TYPE BIGINT")

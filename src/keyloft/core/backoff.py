@@ -1,4 +1,4 @@
-"""Backs off between two attempts at an update that lost a race."""
+"""The pause between two attempts at an update that lost a race."""
 
 import random
 

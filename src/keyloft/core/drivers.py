@@ -1,4 +1,4 @@
-"""The two drivers of synchronous objects, which run their calls: the caller's thread, and an event loop in a thread."""
+"""The two drivers that run calls of synchronous objects: on the caller's thread, or on an event loop in a thread."""
 
 import asyncio
 import sys
@@ -21,7 +21,8 @@ P = ParamSpec("P")
 class OnThisThread(ProcessBound):
     """Runs coroutines that never suspend, on the caller's thread.
 
-    All objects of a store refer to it. If none is left and the store was not closed, it warns and closes the engine.
+    All objects of a store refer to its driver. If none of them is left and the store was not closed, the driver warns,
+    and closes the engine.
     """
 
     def __init__(self, shown: str = "", close_engine: Callable[[], None] = lambda: None) -> None:
@@ -44,8 +45,8 @@ class OnThisThread(ProcessBound):
         self.waiting.end()
         _warn_of_unclosed(self._shown, self)
         if sys.is_finalizing():
-            return  # a new thread would never run, and its start would wait for it; the process closes its files
-        # In a thread: the garbage collector may have interrupted one that has locks.
+            return  # the start of a new thread would wait for ever; the end of the process closes the files
+        # In a new thread: the garbage collector may have interrupted a thread that has locks.
         with suppress(RuntimeError):  # the interpreter ends
             threading.Thread(target=self._close_engine, name="keyloft closes", daemon=True).start()
 
@@ -54,12 +55,12 @@ class LoopThread(ProcessBound):
     """Runs coroutines on an event loop in a daemon thread; any thread may call."""
 
     closing: Callable[[], Coroutine[Any, Any, None]] | None = None
-    """Closes what runs on the loop, if its owner has dropped this without closing it."""
+    """Closes what runs on the loop, if its owner dropped the driver without closing it."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._scheduling = ThreadLock()
-        """Held while a coroutine is handed over, so that none comes after the last one."""
+        """Held while a coroutine is handed over, so that none is handed over after `close`."""
         self._name = name
         self._loop = asyncio.new_event_loop()
         self._calls: set[_Call[Any]] = set()
@@ -67,11 +68,11 @@ class LoopThread(ProcessBound):
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine returns. A caller that is interrupted cancels it.
+        """What a coroutine returns. If the caller is interrupted, the coroutine is cancelled.
 
         Raises:
-            Closed: This is closed, or was opened before a fork.
-            ReentrantCall: The caller is a function that this event loop has called: it would wait for itself.
+            Closed: The driver is closed, or was opened before a fork.
+            ReentrantCall: The caller is a function that this event loop has called, and would wait for itself.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -80,7 +81,7 @@ class LoopThread(ProcessBound):
                 "store before or after the call"
             )
         call = None
-        if self.refusal is None:  # after a fork, another thread may have the lock for ever
+        if self.refusal is None:  # in a forked child, the lock may be taken by a thread that does not exist there
             with self._scheduling:
                 if self.refusal is None:
                     call = _Call(work, self._loop)
@@ -127,7 +128,7 @@ class LoopThread(ProcessBound):
 class _Call(Generic[T]):
     """A coroutine that an event loop runs for a thread, which waits for it.
 
-    A `concurrent.futures.Future` has a lock that a signal's handler might meet when it calls the store.
+    This is not a `concurrent.futures.Future`, whose lock would block a signal's handler that calls the store.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
@@ -137,11 +138,11 @@ class _Call(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self._has_ended = False
-        """The event loop asks this, not the event: while its waiter wakes, a `ThreadEvent` looks unset."""
+        """For the event loop, which can't ask the event: while its waiter wakes, a `ThreadEvent` looks unset."""
         self._done = ThreadEvent()
 
     def start(self) -> None:
-        """Begin; in the event loop."""
+        """Begin; called in the event loop."""
         self._task = self._loop.create_task(self._run())
         self._task.add_done_callback(lambda _: self.give_up())
 
@@ -159,14 +160,14 @@ class _Call(Generic[T]):
         self._done.set()
 
     def wait(self) -> T:
-        """What the coroutine returns or raises; in the caller's thread."""
+        """What the coroutine returns or raises; called in the caller's thread."""
         self._done.block()
         if self._error is not None:
             raise self._error
         return cast(T, self._result)
 
     def cancel(self) -> None:
-        """The caller no longer waits."""
+        """Cancel the coroutine, because the caller no longer waits."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._cancel)
 
@@ -175,7 +176,7 @@ class _Call(Generic[T]):
             self._task.cancel()
 
     def give_up(self) -> None:
-        """If the coroutine has not ended: it was cancelled before it began, or can't be cancelled."""
+        """Wake the caller of a coroutine that was cancelled before it began, or that can't be cancelled."""
         if not self._has_ended:
             with suppress(RuntimeError):  # it catches this, too
                 self._work.close()
@@ -184,7 +185,7 @@ class _Call(Generic[T]):
 
 
 def _serve(loop: asyncio.AbstractEventLoop, calls: "set[_Call[Any]]") -> None:
-    """Run an event loop until it is stopped; then no caller waits any more, whatever its coroutine does."""
+    """Run an event loop until it is stopped; then wake all callers, whatever their coroutines do."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -214,7 +215,7 @@ def _warn_of_unclosed(shown: str, source: object) -> None:
 
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on an event loop of its own; an interrupted caller returns once it has cleaned up."""
+    """Run a coroutine on an event loop of its own; an interrupted caller returns once the coroutine has cleaned up."""
     loop = LoopThread("keyloft")
     try:
         return loop.run(work)
@@ -223,7 +224,7 @@ def run_alone(work: Coroutine[Any, Any, T]) -> T:
 
 
 def iterate_alone(items: AsyncIterator[T]) -> Iterator[T]:
-    """The same for what an asynchronous generator yields; the loop ends with the iteration."""
+    """Iterate an asynchronous generator on an event loop of its own, which ends with the iteration."""
     loop = LoopThread("keyloft")
     try:
         yield from iterate(items, loop)

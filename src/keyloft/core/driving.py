@@ -1,7 +1,7 @@
-"""Synchronous objects over asynchronous ones: the protocol of a driver, their base class `Driven`, and lists.
+"""Synchronous objects on top of asynchronous ones: the protocol of a driver, the base class `Driven`, and lists.
 
-What is driven is written once, as coroutines. On SQLite and in memory none of them ever suspends, so that the caller's
-thread runs them to their end (ADR 18).
+All methods are written once, as coroutines. On SQLite and in memory none of them ever suspends, so that the caller's
+thread can run them to their end (ADR 18).
 """
 
 import asyncio
@@ -22,14 +22,14 @@ P = ParamSpec("P")
 
 
 _BLOCKING: Final = object()
-"""What `run_to_end` answers a coroutine that gives way; an event loop answers None."""
+"""What `run_to_end` sends to a coroutine that yields to other tasks; an event loop sends None."""
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on this thread. It may give way to other tasks (`asyncio.sleep(0)`), but not wait for one.
+    """Run a coroutine on this thread. It may yield to other tasks (`asyncio.sleep(0)`), but not wait for one.
 
     Raises:
-        RuntimeError: It waits for something that only an event loop can bring.
+        RuntimeError: The coroutine waits for an event loop.
     """
     try:
         asked = work.send(None)
@@ -43,9 +43,9 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 def plain_function(fn: Callable[P, T]) -> Callable[P, T]:
-    """The same function for a synchronous object, which refuses what its caller would have to await."""
+    """A function that calls `fn` for a synchronous object, and refuses a result that would have to be awaited."""
     if not callable(fn):
-        return fn  # the one that is to call it says so
+        return fn  # its caller refuses it
 
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         result = fn(*args, **kwargs)
@@ -53,7 +53,7 @@ def plain_function(fn: Callable[P, T]) -> Callable[P, T]:
             if inspect.iscoroutine(result):
                 result.close()
             raise InvalidArgument(
-                "fn: returns something to await, and a synchronous store does not: pass a plain function"
+                "fn: expected a plain function, got one that returns an awaitable, which this store does not await"
             )
         return result
 
@@ -66,7 +66,7 @@ def _give_way() -> Generator[None, object, object]:
 
 
 async def pause(seconds: float) -> None:
-    """Sleep: the task on an event loop, or the thread that runs this coroutine to its end."""
+    """Sleep. On an event loop, this task sleeps; otherwise, the thread that runs this coroutine to its end."""
     if await _give_way() is _BLOCKING:
         time.sleep(seconds)  # noqa: ASYNC251 (no event loop waits for this)
     else:
@@ -83,14 +83,14 @@ class Driver(Protocol):
         """What a coroutine returns or raises."""
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same for a function that needs the event loop, if there is one."""
+        """What a function returns or raises; if there is an event loop, it is called there."""
 
     def close(self) -> None:
         """End what runs in the background. A second call does nothing."""
 
 
 class Driven(Generic[I]):
-    """The base of a synchronous object: it has an asynchronous one, and runs its methods."""
+    """The base of a synchronous object, which has an asynchronous one and runs its methods."""
 
     def __init__(self, inner: I, driver: Driver) -> None:
         self._inner = inner
@@ -128,7 +128,7 @@ class SyncList(Driven[LazyList[T]]):
             yield from some
             if error is not None:
                 raise error
-            # More at once, since each call to an event loop in another thread costs a hand-over.
+            # More items at a time, because each call to an event loop in another thread takes time.
             count = min(2 * count, limits.SLICE_ITEMS)
 
 

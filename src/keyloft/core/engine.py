@@ -27,20 +27,20 @@ class Watch(Protocol):
 
 @runtime_checkable
 class PacedWatch(Watch, Protocol):
-    """A watch that can be waited for without its entries being read: for one who bounds what is in memory."""
+    """A watch whose reader decides when entries are read, so that it can bound what is in memory."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was closed, or the engine."""
+        """Whether the watch, or the engine, was closed."""
 
     async def wait(self) -> None:
-        """Return once there may be something to take, or it has ended."""
+        """Return once there may be something to take, or the watch has ended."""
 
     async def take(self) -> list[records.Change]:
-        """What there is to report now: perhaps nothing, and nothing once it has ended.
+        """The changes to report now; perhaps none, and none once the watch has ended.
 
         Raises:
-            HistoryGone: As by the iteration.
+            HistoryGone: As the iteration does.
         """
 
 
@@ -49,9 +49,9 @@ class LogWatch(Protocol):
 
     @property
     def reached(self) -> int | None:
-        """The version up to which there is nothing left to report, for another one to continue; None if unknown.
+        """The version up to which there is nothing left to report, for another watch to continue; None if unknown.
 
-        Unlike what a Watch has reported, it moves on with the commits of others that don't concern it.
+        Unlike `reported_to` of a Watch, it also moves with commits that don't concern this watch.
         """
 
     @property
@@ -60,10 +60,10 @@ class LogWatch(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was closed, or the engine."""
+        """Whether the watch, or the engine, was closed."""
 
     async def take(self) -> list[records.LoggedChange]:
-        """What there is to report now: perhaps nothing, and nothing once it has ended.
+        """The changes to report now; perhaps none, and none once the watch has ended.
 
         Raises:
             HistoryGone: The change log no longer reaches back to what is to be reported.
@@ -73,12 +73,12 @@ class LogWatch(Protocol):
 
 
 class Submission(Protocol):
-    """A batch that was handed in."""
+    """A batch that was submitted."""
 
     def withdraw(self) -> bool:
-        """Don't write it, and don't call `done`.
+        """Don't write the batch, and don't call `done`.
 
-        Returns False if it is being written already; `done` is then called anyway.
+        Returns False if the batch is being written already; `done` is then called anyway.
         """
 
 
@@ -123,10 +123,10 @@ class Engine(Reader, Protocol):
 
     @property
     def reads_at_once(self) -> bool:
-        """Whether it mostly reads entries without waiting; a read that does wait has not begun to read by then."""
+        """Whether most reads of entries complete without waiting. A read that waits does so before it has begun."""
 
     async def commit(self, batch: records.Batch) -> records.Committed | records.Conflict:
-        """Write the whole batch or nothing of it; once this returns Committed, it is durable.
+        """Write the whole batch or nothing of it; once this returns Committed, the batch is durable.
 
         Raises:
             NotACounter: A Sum, Min or Max met a value that is not a U64.
@@ -147,44 +147,45 @@ class Engine(Reader, Protocol):
         """
 
     def watch(self, *asks: records.Get | records.Scan, since: int | None = None) -> Watch:
-        """Report changes to some keys (Gets), or in a range (one Scan). Changes to one key may be joined.
+        """Report changes to some keys (Gets), or in a range (one Scan). Several changes to one key may become one.
 
         For Gets: first the state of all keys, then again the state of all whenever one changed, in the order given.
-        For a Scan: the keys that changed since the watch was made. What a watch reports, together with what a read made
-        after `watch` returned has shown, is always the current state: puts, deletes and expiries, by any process.
+        For a Scan: the keys that changed since the watch was made. A caller that makes a watch, then reads, and applies
+        what the watch reports, always has the current state: puts, deletes and expiries, by any process.
 
         Args:
             asks: Gets, or one Scan.
             since: Report what changed after this version instead; Gets then report nothing before the first change.
 
         Raises:
-            HistoryGone: By the iteration: the change log no longer reaches back to `since`, or to what a slow watch of
-                a range has reported so far. List, then watch again.
+            HistoryGone: Raised by the iteration: the change log no longer reaches back to `since`, or to what a slow
+                watch of a range has reported so far. List, then watch again.
         """
 
     def follow(
         self, *asks: records.Get | records.Scan, woken: Callable[[], None], since: int | None = None
     ) -> LogWatch:
-        """Like `watch`, without the entries: each put, delete and expiry as the change log has it, none of them joined.
+        """Like `watch`, without the entries: every single put, delete and expiry, as the change log has it.
 
-        Changes are reported in the order of their versions; touches are left out. An expiry that was not yet swept has
-        the version up to which all changes are reported before it. What was reported may be reported again.
+        Changes are reported in the order of their versions; touches are left out. The log has no version for an expiry
+        that was not yet swept: it is reported with the version up to which all changes were reported before it. Changes
+        may be reported twice.
 
         Args:
             asks: Gets, or one Scan, of one space.
-            woken: Called, in the event loop, when there is something to take; then again once that was taken.
+            woken: Called, in the event loop, when there is something to take; not again before that was taken.
             since: Report what changed after this version; None for what changes from now on.
         """
 
     def health(self) -> ServerHealth | None:
-        """What it knows of the servers of the database; None if there are none, or if it does not track them."""
+        """What the engine knows about the database's servers; None if there are none, or if it does not track them."""
 
     async def aclose(self) -> None:
         """Finish or refuse the calls under way, end the watches, close the database."""
 
 
 def shown(engine: Engine) -> str:
-    """Where its data is, and whether it is closed, for `repr`."""
+    """Where an engine's data is, and whether it is closed, for `repr`."""
     return f"{engine.location}, {'closed' if engine.is_closed else 'open'}"
 
 

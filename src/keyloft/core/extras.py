@@ -19,7 +19,7 @@ EXTRAS: Final = {package: extra for extra, packages in _PACKAGES.items() for pac
 
 
 def not_installed(package: str, extra: str | None = None) -> str:
-    """That a package is missing, and the command that installs it; `extra` names more than that package's own."""
+    """A message that a package is missing, with the command that installs it, or a larger `extra`."""
     extra = extra or EXTRAS.get(package, "all")
     return f'{package} is not installed: in a clone of Keyloft, pip install ".[{extra}]" installs it'
 

@@ -1,4 +1,4 @@
-"""Makes files that their owner alone can read and write."""
+"""Makes files that only their owner can read and write."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ OWNER_ONLY: Final = 0o600
 
 
 def create_private(path: str | os.PathLike[str]) -> OSError | None:
-    """Make an empty file with mode 0600, whatever the umask, unless it exists. SQLite gives -wal and -shm its mode.
+    """Make an empty file with mode 0600, whatever the umask, unless it exists. SQLite's -wal and -shm get its mode.
 
     Returns:
         The error if no file was made, also because it exists; a caller that opens it next may ignore this.

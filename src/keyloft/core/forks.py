@@ -1,4 +1,4 @@
-"""What happens at a fork: objects that were opened before are refused in the child, and registered functions clean up.
+"""What happens at a fork: the child may not use what was opened before, and registered functions clean up there.
 
 Two processes must not share a connection, a thread or a lock.
 """
@@ -14,14 +14,14 @@ from keyloft import limits
 
 
 class ProcessBound:
-    """What only the process that opened it may use, until it is closed."""
+    """The base of an object that only the process that opened it may use, until it is closed."""
 
     fork_lock: Any = None
     """A lock that a fork takes first, so that the child inherits no half-made commit; None if there is none."""
 
     def __init__(self) -> None:
         self.refusal: str | None = None
-        """Why it can't be used any more."""
+        """Why the object can't be used any more."""
         with no_fork:
             _opened.add(self)
 
@@ -34,10 +34,10 @@ _opened: "weakref.WeakSet[ProcessBound]" = weakref.WeakSet()
 
 
 _forking: "list[ExitStack]" = []
-"""What was locked for the fork that is under way."""
+"""The locks that were taken for the fork that is under way."""
 _cleanups: "list[Callable[[], None]]" = []
 no_fork = RLock()
-"""Held while something is opened that a child would inherit, and during a fork."""
+"""Held during a fork, and while something is opened that a child would inherit."""
 
 
 def call_in_children(clean_up: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ def call_in_children(clean_up: Callable[[], None]) -> None:
 
 
 def _lock_for_fork() -> None:
-    """Wait until no thread is committing to a file, if that does not take long: it may wait for another process.
+    """Wait until no thread commits to a file, for a limited time: a commit may be waiting for another process.
 
     A child that inherits a commit under way can't open that file.
     """
@@ -64,7 +64,7 @@ def _unlock_after_fork() -> None:
 
 
 def _forget_after_fork() -> None:
-    """Refuse what the parent has opened: its locks would not hold, and replies would reach the wrong process."""
+    """Refuse calls of what the parent has opened: locks would not hold, and replies would reach the wrong process."""
     for opened in _opened:
         opened.refusal = "this store was opened before a fork: open it again in this process"
     _unlock_after_fork()

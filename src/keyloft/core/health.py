@@ -1,4 +1,4 @@
-"""What an engine knows of the servers that its database is on, for health pages, metrics and `keyloft doctor`."""
+"""What an engine knows about the servers of its database, for health pages, metrics and `keyloft doctor`."""
 
 from msgspec import Struct
 
@@ -8,23 +8,23 @@ class HostHealth(Struct, frozen=True, kw_only=True):
 
     name: str
     role: str
-    """primary, standby, read-only, unreachable, or other cluster: it does not hold this store."""
+    """primary, standby, read-only, unreachable, or other cluster (the host does not hold this store)."""
     timeline: int | None = None
     sync_state: str | None = None
-    """What a standby is to the primary: sync, quorum, potential or async; None if that is not known."""
+    """How the primary treats a standby: sync, quorum, potential or async; None if that is not known."""
     lag: float | None = None
     """How many seconds a standby is behind, at most; None if that is not known."""
     reads: int = 0
-    """How many gets and lists this engine has got from it; counted with `reads="standby"` alone."""
+    """How many gets and lists the host has answered for this engine; counted only with `reads="standby"`."""
 
 
 class ServerHealth(Struct, frozen=True, kw_only=True):
     """The servers of a database, as one engine sees them."""
 
     host: str | None
-    """The one that is written to; None while there is none."""
+    """The host that is written to; None while there is none."""
     timeline: int | None
-    """The highest one that was seen; None where servers don't tell."""
+    """The highest timeline that was seen; None if the servers don't report one."""
     synchronous: str | None
     """Which standbys a commit waits for (`synchronous_standby_names`): none if empty; None while that is not known."""
     hosts: tuple[HostHealth, ...]
@@ -51,6 +51,6 @@ def _line(host: HostHealth) -> str:
     if host.role != "standby":
         return f"{host.role} {host.name}{timeline}"
     sync_state = f", {host.sync_state}" if host.sync_state else ""
-    # It is measured by what the primary showed when it was asked before, so it may be less.
+    # The lag is measured against an earlier answer of the primary, so it is an upper bound.
     lag = "lag unknown" if host.lag is None else f"at most {host.lag:.1f} s behind" if host.lag else "not behind"
     return f"standby {host.name}{timeline}{sync_state}, {lag}"

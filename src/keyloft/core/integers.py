@@ -1,21 +1,21 @@
 """Integers of thousands of digits as text and back, without Python's limit and in less than quadratic time.
 
-Python's own conversion takes quadratic time, half a minute for a million digits, and so refuses more than 640 to 4300
-digits. Here both directions divide and conquer, with multiplications that are faster than quadratic: under a second.
+Python's own conversion takes quadratic time, half a minute for a million digits. Therefore it has a limit, 4300 digits
+by default and 640 at the lowest. Here both directions divide and conquer, which takes under a second for a million.
 """
 
 import decimal
 from typing import Final
 
 SHORT_BITS: Final = 2000
-"""Up to this many bits, Python converts an int under any setting of its limit, which is 640 digits at the lowest."""
+"""Up to this many bits, Python converts an int whatever its limit is set to."""
 
 _SHORT_DIGITS: Final = 600
 _DIGITS_PER_BIT: Final = 0.30102999
 
 
 def digits_at_least(number: int) -> int:
-    """A lower bound, and a close one, of how many digits a number has."""
+    """A close lower bound of how many digits a number has."""
     return int((number.bit_length() - 1) * _DIGITS_PER_BIT) + 1
 
 

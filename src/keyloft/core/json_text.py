@@ -1,7 +1,7 @@
-"""JSON texts, checked and made compact in a time that grows with their bytes alone, whatever they hold.
+"""Checks JSON texts and makes them compact, in a time that is linear in their bytes, whatever they hold.
 
-msgspec reads and writes them. What it leaves open is decided here with operations on the whole text, which run at the
-speed of C: a name that is twice in one object, the depth of the nesting, ints of any length, the caller's stack.
+msgspec reads and writes them. What msgspec does not check or support is done here with operations on the whole text,
+which run at the speed of C: a name twice in one object, deep nesting, ints of any length, a caller's used-up stack.
 """
 
 import gc
@@ -23,7 +23,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 skim = msgspec.json.Decoder(msgspec.Raw).decode
-"""Reads JSON to its end, and returns it as it is. It overlooks broken UTF-8, and numbers out of a float's range."""
+"""Checks that bytes are JSON, and returns them as they are. It overlooks invalid UTF-8, and too large numbers."""
 
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
@@ -42,16 +42,16 @@ _AT_BYTE: Final = re.compile(r"\(byte ([0-9]+)\)$")
 def compact(data: bytes, most_levels: int) -> tuple[Any, bytes]:
     """What a JSON text holds, and its compact form, from which the same is read again.
 
-    The compact form has every int as it is, and so has every float of a text that consists of short ones. In what is
-    returned first, a stand-in of 21 digits replaces each int of LONG_INT_DIGITS or more: to convert such an int takes a
-    time that grows with the square of its digits.
+    The compact form keeps all ints as they were written, and floats, too, if the text consists of short ones. In the
+    first result, an int of LONG_INT_DIGITS or more is replaced by a stand-in of 21 digits: converting such an int would
+    take a time that grows with the square of its digits.
 
     Raises:
-        InvalidJson: It is not JSON, or a name is twice in one object: one of the two values would be lost.
-        InvalidArgument: It is nested too deeply, or holds what neither a float nor Unicode text can be.
-        ValueTooLarge: It holds an int that alone is larger than a value may be.
+        InvalidJson: The text is not JSON, or a name is twice in one object, so that one of the values would be lost.
+        InvalidArgument: It is nested too deeply, or has a number out of a float's range, or is not Unicode text.
+        ValueTooLarge: It has an int that alone is larger than a value may be.
     """
-    # As long as the text, but without the quotes within strings.
+    # `bare` has the length of the text, but no escaped quotes within strings.
     bare = data.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in data else data
     if is_deeper(bare, most_levels):
         raise _too_deep(most_levels)
@@ -60,11 +60,11 @@ def compact(data: bytes, most_levels: int) -> tuple[Any, bytes]:
     try:
         content, text = on_any_stack(read, short)
     except msgspec.ValidationError:
-        check_syntax(data)  # it went no further than to that number
+        check_syntax(data)  # the decoder stopped at that number: the rest may not be JSON
         raise InvalidArgument("a value of the payload is out of the range of a float") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if long_ints:
-            check_syntax(data)  # names the byte where the text as sent is wrong
+            check_syntax(data)  # this error names the byte in the text as it was sent
         raise _malformed(data, error) from None
     if bare.count(b'"') != quotes(text):
         raise InvalidJson("Invalid JSON: a name is twice in one object")
@@ -72,9 +72,9 @@ def compact(data: bytes, most_levels: int) -> tuple[Any, bytes]:
 
 
 def collecting_no_garbage(data: bytes) -> AbstractContextManager[None]:
-    """Switch the garbage collector off while a text is read and dropped: what is read has no reference cycles.
+    """Switch the garbage collector off while a long text is decoded, whose objects have no reference cycles.
 
-    The collector would go through all lists and dicts of the text again and again while msgspec makes them.
+    The collector would visit all lists and dicts of the text again and again while msgspec makes them.
     """
     return _NO_PAUSE if len(data) < limits.GC_PAUSE_BYTES or not gc.isenabled() else _collector_paused()
 
@@ -94,20 +94,20 @@ def _read_and_write(data: bytes) -> tuple[Any, bytes]:
 
 
 def _has_short_floats(data: bytes) -> bool:
-    """Whether a compact text, without an escape, consists of short floats for the most part."""
+    """Whether a compact text, without escapes, consists mostly of short floats."""
     if len(data) < limits.GC_PAUSE_BYTES or data.count(b".") < len(data) // 8:
         return False
     return not any([byte in data for byte in (b"\\", b" ", b"\t", b"\r", b"\n")])
 
 
 def _read_floats(data: bytes) -> tuple[Any, bytes]:
-    """What `_read_and_write` returns, with floats as they are: to write one takes four times as long as to read it.
+    """What `_read_and_write` returns, but with floats as they were written: writing floats takes most of the time.
 
-    To find a doubled name, an int of as many digits stands for each float. Two names that differ in digits alone seem
-    doubled, too; then all is written after all.
+    To find a name that is twice in one object, the text is read and written with an int instead of each float. Names
+    that differ only in digits then seem to be the same; in that case everything is written after all.
     """
     content = _decode(data)
-    # An int of very many digits, which stands for such a float, can be out of range.
+    # The int that replaces a float of very many digits can be out of range.
     with suppress(msgspec.ValidationError):
         if _encode(_decode(data.translate(_FLOATS_AS_INTS))).count(b'"') == data.count(b'"'):
             return content, data
@@ -115,7 +115,7 @@ def _read_floats(data: bytes) -> tuple[Any, bytes]:
 
 
 def check_syntax(data: bytes) -> None:
-    """Refuse what is not JSON, without reading it: numbers may be out of range, names twice in one object."""
+    """Refuse a text that is not JSON; numbers out of range, and names twice in one object, are not noticed."""
     if not is_utf8(data):
         raise InvalidJson(_NOT_UTF8)
     try:
@@ -125,7 +125,7 @@ def check_syntax(data: bytes) -> None:
 
 
 def is_json(data: bytes) -> bool:
-    """Whether bytes are JSON in UTF-8, nested no deeper than a value may be: a caller could not read it."""
+    """Whether bytes are JSON in UTF-8 that callers can read: nested no deeper than a value may be."""
     if is_deeper(data, limits.PLUGIN_VALUE_DEPTH):
         return False
     try:
@@ -149,7 +149,7 @@ def check_depth(data: bytes, most_levels: int) -> None:
 
 
 def _too_deep(most_levels: int) -> InvalidArgument:
-    levels = min(most_levels, limits.PLUGIN_VALUE_DEPTH)  # a payload has some more, around its values
+    levels = min(most_levels, limits.PLUGIN_VALUE_DEPTH)  # a payload has further levels around its values
     return InvalidArgument(f"the payload is nested too deeply; a value may have {levels} levels")
 
 
@@ -167,7 +167,7 @@ def _malformed(data: bytes, error: msgspec.DecodeError | UnicodeDecodeError) -> 
 
 
 def _has_lone_surrogate(data: bytes) -> bool:
-    """Whether a text is JSON but for a surrogate that is not one of a pair: without any surrogate, it can be read."""
+    """Whether a text is JSON except for a lone surrogate: without its surrogates, it can be read."""
     if b"\\ud" not in data and b"\\uD" not in data:
         return False
     try:
@@ -191,7 +191,7 @@ def quotes(data: bytes) -> int:
 
 def is_deeper(data: bytes, most_levels: int) -> bool:
     """Whether lists and dicts nest deeper in a JSON text than this many levels."""
-    if len(data) <= most_levels:  # and not twice as many: a text that is not JSON may close none of its brackets
+    if len(data) <= most_levels:  # not 2 * most_levels: a text that is not JSON may leave its brackets open
         return False
     # `find` is several times as fast as `count`. The outermost bracket is the first character.
     brackets = 1 + sum([data.count(bracket) for bracket in (b"[", b"{") if data.find(bracket, 1) > 0])
@@ -203,7 +203,7 @@ def depth(data: bytes) -> int:
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = data.translate(None, _NEITHER_BRACKETS_NOR_QUOTES)
-    # What is left of a string without brackets are two quotes side by side.
+    # A string without brackets has become two quotes side by side.
     brackets = brackets.replace(b'""', b"")
     if b'"' in brackets:
         brackets = _outside_strings(brackets)
@@ -214,7 +214,7 @@ def depth(data: bytes) -> int:
 
 
 def _bracket_tables() -> tuple[bytes, bytes]:
-    """For each eight brackets, one per bit: by how much they change the depth, and how far they raise it at most."""
+    """For each combination of eight brackets, one per bit: the change of the depth, and its highest point."""
     changes, peaks = bytearray(), bytearray()
     for bits in range(256):
         levels = list(accumulate([1 if bits & 1 << bit else -1 for bit in range(7, -1, -1)]))
@@ -224,15 +224,15 @@ def _bracket_tables() -> tuple[bytes, bytes]:
 
 
 _CHANGES, _PEAKS = _bracket_tables()
-# A bracket outside strings is marked with 0, one within a string, like a quote, with 1.
+# A bracket outside of strings is marked with 0; a bracket within a string, or a quote, with 1.
 _UNMARKED: Final = bytes.maketrans(bytes([bracket ^ ord("0") for bracket in b"[]{}"]), b"[]{}")
 _MARKED_INSIDE: Final = bytes([byte ^ ord("1") for byte in b'[]{}"'] + [ord('"') ^ ord("0")])
 
 
 def _outside_strings(data: bytes) -> bytes:
-    """The brackets of a text of brackets and quotes that are not within strings.
+    """The brackets outside of strings, of a text that consists of brackets and quotes.
 
-    Each bit of `inside` becomes the parity of the quotes up to it, for all at once in a logarithmic number of steps.
+    Each bit of `inside` becomes the parity of the quotes up to it, for all bits in a logarithmic number of steps.
     """
     size = len(data)
     inside, width = int(data.translate(_QUOTES_AS_BITS), 2), 1
@@ -248,7 +248,7 @@ def _outside_strings(data: bytes) -> bytes:
 
 
 def _without_long_ints(data: bytes, bare: bytes) -> tuple[bytes, list[bytes], bytes]:
-    """A text with a stand-in for each long int; the digits of these ints; the stand-in."""
+    """The text with a stand-in for each long int, the digits of these ints, and the stand-in."""
     zeros = data.translate(_DIGITS_AS_ZEROS)
     if (start := zeros.find(_LONG_DIGITS)) < 0:
         return data, [], b""
@@ -272,7 +272,7 @@ def _without_long_ints(data: bytes, bare: bytes) -> tuple[bytes, list[bytes], by
 
 
 def _is_int(data: bytes, start: int, end: int) -> bool:
-    """Whether digits are a whole int, and not a part of a float or something that is not JSON."""
+    """Whether digits are a whole int, and not part of a float, or of a text that is not JSON."""
     before = data[max(0, start - 2) : start]
     in_float = before.endswith((b".", b"e", b"E", b"+", b"e-", b"E-")) or data[end : end + 1] in (b".", b"e", b"E")
     return not in_float and not data.startswith(b"0", start)
@@ -289,9 +289,9 @@ def _with_long_ints(text: bytes, long_ints: list[bytes], stand_in: bytes) -> byt
 
 
 def on_any_stack(function: Callable[[S], T], argument: S) -> T:
-    """Call a function that recurses; if the caller has used up most of its stack, in a thread, which has its own.
+    """Call a function that recurses; if the caller has used up most of its stack, in a thread with a stack of its own.
 
-    Up to Python 3.11, msgspec and a caller's functions share one limit on recursion.
+    Up to Python 3.11, msgspec and the caller's functions share one limit on recursion.
     """
     try:
         return function(argument)

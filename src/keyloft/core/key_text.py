@@ -6,7 +6,7 @@
     bool      =true, =false
     bytes     =x00ff, in hex
     nothing   =, the empty text
-    dots      =. and =.., the texts . and .., which URL parsers would fold
+    dots      =. and =.., the texts . and .., which URL parsers would resolve
 
 In a text, `/`, `%`, spaces, control characters and an `=` at its beginning are written with a percent sign, as in a
 URL: `%2F`. What `write` writes, `read` reads as the same key, types included.
@@ -58,7 +58,9 @@ def _read_part(part: str) -> Part:
         if "%" not in part and part.isascii():
             return part
         if _BROKEN_ESCAPE.search(part):
-            raise InvalidKey(f"in {part!a} a percent sign is not followed by two hex digits; itself it is written %25")
+            raise InvalidKey(
+                f"in {part!a} a percent sign is not followed by two hex digits; write %25 for the sign itself"
+            )
         try:
             return unquote_to_bytes(part).decode()
         except (UnicodeDecodeError, UnicodeEncodeError):

@@ -46,9 +46,9 @@ _INVERT = bytes(255 - byte for byte in range(256))
 
 
 class InnerKey(tuple[Part, ...]):
-    """The key of an entry that a scoped or a named store has read; it knows what stands before it in the database.
+    """The key of an entry that a scoped or a named store has read, with what stands before it in the database.
 
-    The same tuple is another key in another store, so `Atomic.check` accepts such an entry in its own store alone.
+    The same tuple names another entry in another store, so `Atomic.check` accepts such an entry only in its own store.
     """
 
     before: bytes
@@ -69,7 +69,7 @@ def encode(key: KeyLike, name: str = "key") -> bytes:
             if type(part) is not str:
                 break
         else:
-            # The common case, texts alone, in two thirds of the time: 00 stands only where one of them ends.
+            # The common case, only texts, is encoded at once: if no text contains 00, each 00 ends a text.
             texts = "\x00\x02".join(key)
             if texts.count("\x00") == len(key) - 1 and len(texts) <= _MOST_BETWEEN and texts.isascii():
                 return f"\x02{texts}\x00".encode()
@@ -82,15 +82,15 @@ def encode(key: KeyLike, name: str = "key") -> bytes:
 
 
 def encode_many(many: Sequence[KeyLike], name: str = "key") -> list[bytes]:
-    """The bytes of several keys. Those of a few short keys, of ASCII texts alone, are made at once, in half the time.
+    """The bytes of several keys. Short keys that consist of ASCII texts are encoded together, which is faster.
 
     Raises:
         InvalidKey: As `encode` does.
     """
     if set(map(type, many)) == {tuple}:
-        with contextlib.suppress(TypeError):  # a part is no text
+        with contextlib.suppress(TypeError):  # a part is not a text
             joined = f"\x02{_BETWEEN_KEYS.join(map(_join_texts, many))}\x00"  # type: ignore[arg-type]
-            # As many 00 as parts: none is within a text, and no key is empty. No 01 but those between the keys.
+            # If there are as many 00 as parts, none is within a text, and no key is empty; 01 only separates keys.
             if (
                 joined.count("\x00") == sum(map(len, many))
                 and joined.count("\x01") == len(many) - 1
@@ -110,7 +110,7 @@ def encode_prefix(prefix: KeyLike, name: str = "prefix") -> bytes:
     parts: list[bytes] = []
     try:
         for part in prefix:
-            # The common cases stay here, to spare them a call per part.
+            # The common cases are handled here, without a call per part.
             if type(part) is str and "\x00" not in part:
                 parts.append(b"\x02%b\x00" % part.encode())
             elif type(part) is int:
@@ -157,7 +157,7 @@ def decode(encoded: bytes) -> TupleKey:
     Raises:
         Undecodable: These bytes are not a key.
     """
-    # The common case, texts alone, in a third of the time: 02 stands first, and after every 00 but the last.
+    # The common case, only texts, is decoded at once: 02 is the first byte, and follows every 00 but the last.
     if encoded[:1] == b"\x02" and encoded[-1] == 0:
         try:
             text = encoded[1:-1].decode()
@@ -200,13 +200,13 @@ def decode(encoded: bytes) -> TupleKey:
 
 
 def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
-    """The keys of a sorted list. Where they differ in a text or a number at their end only, all are decoded at once."""
+    """The keys of a sorted list. If they differ only in a text or a number at their end, all are decoded at once."""
     if not many:
         return []
     *parts, last = decode(many[0])
     if type(last) is int and last >= 0:
         end = len(many[0]) - 1 - (last.bit_length() + 7) // 8
-        # In a sorted list, all have what the first and the last have in common. The code of a number gives its length.
+        # In a sorted list, all keys have what the first and the last have in common. A number's code gives its length.
         if many[-1].startswith(many[0][:end]) and len(many[-1]) > end:
             size = end + 1 - _ZERO
             if all([_ZERO <= encoded[end] <= _ZERO + 8 and len(encoded) == size + encoded[end] for encoded in many]):
@@ -214,8 +214,8 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
                 return list(zip(*map(repeat, parts), numbers, strict=False))
     if many[0][-1:] == many[-1][-1:] == FIRST:
         head = many[0][: -len(last.encode()) - 1] if type(last) is str else LAST
-        # No text has FF in it. So if none is left between the texts, each key but the last was followed by one, and
-        # ended with 00; if there are no further 00, what follows the head is one text.
+        # The keys are joined with FF, which is never part of UTF-8. If the result can be decoded, each FF was between a
+        # 00 and a head; and if it has no further 00, each key is the head and one text.
         if many[-1].startswith(head) and LAST not in head:
             with contextlib.suppress(UnicodeDecodeError):
                 joined = LAST.join(many)[len(head) : -1].replace(FIRST + LAST + head, FIRST).decode()
@@ -245,7 +245,7 @@ def _encode_part(part: object) -> bytes:
 def encode_int(number: int) -> bytes:
     """The bytes of an int as a part of a key."""
     size = (number.bit_length() + 7) // 8
-    if size <= 8 and number >= 0:  # in half the time
+    if size <= 8 and number >= 0:  # the common case
         return ((_ZERO + size << 8 * size) + number).to_bytes(size + 1, "big")
     magnitude = abs(number)
     if size > limits.KEY_INT_BYTES:

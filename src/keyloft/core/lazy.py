@@ -64,22 +64,22 @@ class LazyList(Generic[T]):
 
 
 class ClosableSource(Protocol):
-    """Reads a database that may stay open when it is closed itself."""
+    """A reader of a database, which can be closed while the database stays open."""
 
     @property
     def shown(self) -> str:
-        """Where the data is, and whether this is closed, for `repr`."""
+        """Where the data is, and whether the reader is closed, for `repr`."""
 
     def open_engine(self) -> Engine:
         """The database.
 
         Raises:
-            Closed: This is closed.
+            Closed: The reader is closed.
         """
 
 
 class SourceList(LazyList[T]):
-    """A list of something that can be closed while its database stays open; it can't be read after that."""
+    """A list that reads from a `ClosableSource`, and can't be read once that is closed."""
 
     def __init__(self, source: ClosableSource) -> None:
         super().__init__(source.open_engine())

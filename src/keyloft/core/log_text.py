@@ -1,4 +1,4 @@
-"""Text in a log: what a sender chose must look like neither a command of the terminal nor another line or field."""
+"""Makes texts that a sender chose safe for a log: no commands for the terminal, no forged lines or fields."""
 
 import re
 from typing import Final
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def field(content: object) -> str:
-    """What stands behind `name=` in a line: as it is where that is clear, else quoted and with escapes."""
+    """What follows `name=` in a line: as it is if that is unambiguous, else quoted and with escapes."""
     text = str(content)
     return text if text and text.isprintable() and _AMBIGUOUS.search(text) is None else repr(text)
 

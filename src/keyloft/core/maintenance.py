@@ -1,7 +1,7 @@
 """The operator's interface to a whole database: inspect, copy, load, check, back up, compact.
 
-Only operators' commands use it. It shows rows as they are stored, expired ones included, with versions and times; the
-engine's three verbs neither show nor write those.
+Only `keyloft.admin` uses it. It reads and writes rows as they are stored, expired ones included, with their versions
+and times, which the engine's three verbs can't.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +18,7 @@ from keyloft.core.schema import LAST_MOMENT, NEVER
 from keyloft.errors import AlreadyExists, Busy, DatabaseError, Undecodable
 
 Progress: TypeAlias = Callable[[int, int | None], None]
-"""Called with how much is done and how much there is to do; the second number may grow on the way, or be unknown."""
+"""Called with how much is done, and how much there is to do, which may grow meanwhile, or be unknown."""
 
 
 UNVERSIONED: Final = -1
@@ -26,7 +26,7 @@ UNVERSIONED: Final = -1
 
 
 class Range(Struct, frozen=True, gc=False):
-    """The rows in `[start, end)` of a space; None leaves an end open. Of PLUGINS it may span several plugins."""
+    """The rows in `[start, end)` of a space; None leaves an end open. In PLUGINS it may span several plugins."""
 
     space: Space
     start: Key | None = None
@@ -61,13 +61,13 @@ class LogRow(Struct, frozen=True, gc=False):
     """A row of the change log: one part of what a group of commits changed."""
 
     version: int
-    """Of the last commit of the group."""
+    """The version of the last commit of the group."""
     part: int
     base: int
     """The version before the group."""
     at: int
     size: int
-    """Of the log up to and including this row, in bytes."""
+    """The size of the log up to and including this row, in bytes."""
     changes: bytes
 
 
@@ -85,7 +85,8 @@ class LogFacts(Struct, frozen=True):
 class Snapshot(Protocol):
     """A database at one moment, for as long as it is open. Writers don't wait for it.
 
-    Unless it is held, each read shows the moment at which it is made, and holds nothing until the next one.
+    A snapshot that is not held shows, at each read, the database as it is then, and keeps nothing from one read to the
+    next.
     """
 
     version: int
@@ -109,7 +110,7 @@ class Snapshot(Protocol):
         """The change log, oldest row first; with `since`, only rows that end after that version."""
 
     def changes(self, since: int | None) -> AsyncIterator[Sequence[LoggedChange]]:
-        """What the change log tells, oldest change first; or what it tells after a version.
+        """The changes in the change log, oldest first; or only those after a version.
 
         Raises:
             HistoryGone: The log does not reach back to `since`.
@@ -131,13 +132,13 @@ class Existing(StrEnum):
 
 
 class Loaded(Struct):
-    """How many of the loaded rows met what."""
+    """How many rows were loaded, by what was stored under their keys."""
 
     new: int = 0
     same: int = 0
-    """An equal entry was stored already."""
+    """Rows of which an equal one was stored already."""
     kept: int = 0
-    """Another entry was stored, and stays."""
+    """Rows in whose place another entry was stored, which stays."""
     replaced: int = 0
 
     def add(self, other: "Loaded") -> None:
@@ -173,7 +174,7 @@ class Maintenance(Protocol):
             rows: Each with its space.
             version: The version of the database they come from; this database's version counter ends at or above it.
             existing: What happens where another entry is stored.
-            is_copy: The version counter jumps, unless it has jumped above that of the source before.
+            is_copy: Whether the version counter jumps, unless an earlier jump took it above that of the source.
 
         Raises:
             AlreadyExists: `existing` is REFUSE, and another entry is stored under a row's key.
@@ -187,7 +188,7 @@ class Maintenance(Protocol):
         expected_version: int | None = None,
         with_history: bool = False,
     ) -> int:
-        """Replace all that is stored by what the source holds, all of it or nothing; returns how many rows that is.
+        """Replace everything that is stored by what the source holds, or nothing; returns how many rows that is.
 
         The version counter jumps above both counters, the change log is emptied, and the store gets another id.
 
@@ -198,7 +199,7 @@ class Maintenance(Protocol):
             with_history: Take over the source's version counter, change log and id instead, as a backup does.
 
         Raises:
-            Busy: The version is another one; nothing was changed.
+            Busy: The last commit has another version than expected; nothing was changed.
         """
 
     async def restart_history(self) -> int:
@@ -241,9 +242,9 @@ def check_unchanged(version: int, expected: int | None) -> None:
 def merge(
     space: Space, rows: Sequence[Record], stored: dict[Key, Record], existing: Existing, now: int, version: int
 ) -> tuple[list[Record], Loaded]:
-    """Decide which rows to write, and count what they met.
+    """Decide which rows to write, and count the outcomes.
 
-    Of two rows with the same key, the second meets the first as if that were stored.
+    If two rows have the same key, the first counts as stored when the second is decided.
 
     Args:
         space: The space of the rows.
@@ -300,7 +301,7 @@ def check_version(version: int) -> int:
 
 
 def content(row: Record) -> tuple[bytes, int, int | None]:
-    """What makes two rows under one key equal to a reader."""
+    """What a reader sees of a row: two rows under one key with the same content are equal."""
     return row.value, row.encoding, row.expires_at
 
 
@@ -318,5 +319,5 @@ def plugin_text(row: Record | Set) -> str:
 
 
 def movable_time(moment: int | None) -> int | None:
-    """A time that any database can hold: one written by hand may lie before 1970, or round up to the year 10000."""
+    """A time, limited to what any database can hold: one written by hand may be before 1970 or after 9999."""
     return None if moment is None or moment >= NEVER else min(max(moment, 0), LAST_MOMENT)

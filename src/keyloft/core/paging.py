@@ -10,7 +10,7 @@ from keyloft.core.records import Page, Scan
 
 
 class PageSize:
-    """How many entries a page can hold, as learned from the pages of earlier scans."""
+    """How many entries the next page may have, as learned from the pages of earlier scans."""
 
     def __init__(self, first: int = limits.FIRST_PAGE_ROWS, most: int = limits.SCAN_ROWS) -> None:
         self.fitting = first
@@ -24,9 +24,9 @@ class PageSize:
 class Pages:
     """The records of a scan of any length, a page at a time; each page is consistent in itself.
 
-    Pages start small and grow; where the values of one page were large, the next holds fewer. A scan with a small limit
-    starts with the page size that fitted earlier scans. Before the third page and each one after it, other tasks run. A
-    page that failed or was cancelled is read again by the next step.
+    Pages start small and grow; if the values of a page were large, the next page has fewer entries. A scan with a small
+    limit starts with the page size that fitted earlier scans. Other tasks run before the third and each further page.
+    If reading a page fails or is cancelled, the next step reads it again.
     """
 
     def __init__(self, engine: Reader, scan: Scan, lately: PageSize | None = None) -> None:
@@ -46,7 +46,7 @@ class Pages:
         if rest.limit < 1:
             raise StopAsyncIteration
         if self._pages > 1:
-            await asyncio.sleep(0)  # a read may finish without waiting: a long scan would starve other tasks
+            await asyncio.sleep(0)  # reads may complete without waiting, and a long scan would starve other tasks
         wanted = min(rest.limit, self._size)
         [page] = await self._engine.read(replace(rest, limit=wanted))
         self._pages += 1

@@ -1,7 +1,7 @@
 """What interfaces and engines exchange: stored records, read requests, batches of writes, and their outcomes.
 
-A transaction is a `Batch`: a value, complete when it is handed over. Nothing stays open between two calls. These are
-msgspec structs because one is made per operation: they take an eighth of the time of frozen dataclasses.
+A transaction is a `Batch`: a value, complete when it is handed over. Nothing stays open between two calls. All are
+msgspec structs, which are made much faster than frozen dataclasses (`scripts/bench embedded`, row «list»).
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,14 @@ class Space(StrEnum):
 
 
 SERVICE_ROWS: Final = b"w\x00"
-"""How rows of the space SEMANTIC begin that services on NATS keep for themselves: leases of watches, and which services
-publish for them. They are of no use in another database, so that exports and copies leave them out."""
+"""The beginning of those rows of the space SEMANTIC that services on NATS keep for themselves: leases of watches, and
+which services publish for them. They are of no use in another database, so exports and copies leave them out."""
 
 
 class Record(Struct, frozen=True, gc=False):
     """One stored entry, not decoded. Times are milliseconds since 1970.
 
-    Of a Scan, only one with `times` fills the last two fields; of a plugin's Get, none does.
+    A Scan fills the last two fields only if it has `times`; a Get of a plugin's key never does.
     """
 
     key: Key
@@ -102,8 +102,8 @@ class Get(AtKey, frozen=True, gc=False):
 class Scan(Struct, frozen=True, gc=False):
     """The live entries in `[start, end)`, in the order of their keys. Answered by a Page.
 
-    `after` leaves `start` itself out; `keys_only` leaves the values empty; `times` adds those of creation and last
-    change.
+    `after` leaves `start` itself out; `keys_only` leaves the values empty; `times` adds the times of creation and of
+    the last change.
     """
 
     space: Space
@@ -142,7 +142,7 @@ class Due(Struct, frozen=True, gc=False):
     after: int
     """In milliseconds; entries that expired at that moment or before are left out."""
     limit: int
-    """About how many keys to answer: all that expire in the same millisecond come together."""
+    """About how many keys to answer; keys that expire in the same millisecond are never divided."""
 
 
 class DuePage(Struct, frozen=True, gc=False):
@@ -150,12 +150,12 @@ class DuePage(Struct, frozen=True, gc=False):
 
     keys: Sequence[Key]
     up_to: int
-    """All entries that expired up to this moment are included; it is the time of the read if that is all of them, and
-    then lies before `after` if the clock was set back."""
+    """All entries that expired up to this moment are included. If these are all, it is the time of the read, which is
+    before `after` if the clock was set back."""
     is_last: bool
-    """Whether these are all."""
+    """Whether these are all expired entries."""
     next_expiry: int | None
-    """When the next entry expires that has not expired yet; None if none will, or if these are not all."""
+    """When the next entry will expire; None if none will, or if the page is not the last one."""
 
 
 class Latest(Struct, frozen=True, gc=False):
@@ -208,9 +208,9 @@ class LogSlice(Struct, frozen=True, gc=False):
 
     changes: Sequence[LoggedChange]
     end: LogPosition
-    """Where the next slice begins; the position of the last commit if there is none yet."""
+    """Where the next slice begins; if there is none yet, the position of the last commit."""
     is_last: bool
-    """Whether there was nothing more to read."""
+    """Whether the log ends with this slice."""
     began: int
     """The time of the version after which the slice begins, in milliseconds."""
 
@@ -230,9 +230,9 @@ class Usage(Struct, frozen=True, gc=False):
     """
 
     after: PluginKey
-    """The slice begins behind this key."""
+    """The slice begins after this key."""
     limit: int
-    """How many rows the slice has at most; expired ones count, too."""
+    """How many rows the slice has at most, expired ones included."""
 
 
 class Used(Struct, frozen=True, gc=False):
@@ -251,7 +251,7 @@ class UsageSlice(Struct, frozen=True, gc=False):
     end: PluginKey | None
     """The last key of the slice; None if it reaches to the last key of all."""
     version: int
-    """The version of the last commit that it shows."""
+    """The version of the last commit that the slice includes."""
 
 
 Ask: TypeAlias = Get | Scan | Count | Expired | Due | Latest | Changes | Now | StoreId | Usage
@@ -271,10 +271,10 @@ class Check(AtKey, frozen=True, gc=False):
 
 
 class Set(AtKey, frozen=True, gc=False):
-    """Store a value; it expires `expire_in` milliseconds after the commit, or `expire_at` that time, or never.
+    """Store a value, which expires `expire_in` milliseconds after the commit, or at the time `expire_at`, or never.
 
-    With `if_absent`, a key that has an entry keeps it, and the rest of the batch is committed all the same. With
-    `keep_expiry`, an entry that is there keeps its expiry.
+    With `if_absent`, a key that has an entry keeps it, and the rest of the batch is committed nevertheless. With
+    `keep_expiry`, an entry that exists keeps its expiry.
     """
 
     value: bytes
@@ -299,7 +299,7 @@ class Append(AtKey, frozen=True, gc=False):
     expire_at: int | None = None
 
     def at(self, version: int) -> Set:
-        """The Set that stores it if the batch is committed as this version."""
+        """The Set that stores the value if the batch is committed with this version."""
         key = appended_key(self.space, self.key, version, self.suffix)
         return Set(self.space, key, self.value, self.encoding, self.expire_in, self.expire_at)
 
@@ -326,7 +326,7 @@ class Sum(CounterOperation, frozen=True, gc=False):
 
 
 class Add(CounterOperation, frozen=True, gc=False):
-    """Add to a JSON integer or to a U64, which stays one and never wraps around; an absent one is a JSON integer 0."""
+    """Add to a JSON integer or to a U64, which stays a U64 and never wraps around; absent counts as a JSON 0."""
 
 
 class Min(CounterOperation, frozen=True, gc=False):
@@ -349,8 +349,7 @@ class Purge(AtKey, frozen=True, gc=False):
 
     version: int
     expires_at: int | None = None
-    """The expiry that the caller has read, if any. It decides nothing: with it, an engine need not read the row before
-    it removes it."""
+    """The expiry that the caller has read, if any. It spares an engine reading the row, and decides nothing."""
 
 
 Mutation: TypeAlias = Set | Append | Delete | Sum | Add | Min | Max | Touch | Purge

@@ -1,4 +1,4 @@
-"""What the schemas of both databases share: the names of tables, and the revision that this version reads."""
+"""What the schemas of SQLite and PostgreSQL share: the names of tables, and the revision that this version reads."""
 
 from typing import Any, Final, TypeAlias
 
@@ -27,11 +27,11 @@ TIMELINE: Final = "('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(
 """SQL: the timeline of a PostgreSQL primary. Its control file has it only after the next checkpoint."""
 
 VERSION_BY_HAND: Final = 1
-"""As which version a row counts that a person inserted with SQL, and that has 0 in its column. No commit gets it: the
-version counter of an empty store stands there."""
+"""The version of a row that a person inserted with SQL, which has 0 in its column. No commit has this version, because
+the version counter of an empty store starts with it."""
 
 NEVER: Final = 2**62
-"""An expiry that is never reached: what a row inserted by hand has if its expiry is `infinity` or is not a time."""
+"""An expiry that is never reached, for a row inserted by hand whose expiry is `infinity` or not a time."""
 
 LAST_MOMENT: Final = 253_402_300_799_999
 """The last millisecond of the year 9999, the last one that a `datetime` can hold."""

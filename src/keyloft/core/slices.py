@@ -23,15 +23,14 @@ async def in_slices(make: Callable[..., R], *columns: Sequence[Any]) -> list[R]:
 
 
 async def free_in_slices(items: list[Any]) -> None:
-    """Empty a list. To free the objects of a long one takes as long as to make them, and even to let go of objects that
-    others have takes 4 ms for 100,000 of them, which lie all over the memory."""
+    """Empty a list, a slice at a time: freeing those of a long one would block the event loop for milliseconds."""
     while len(items) > limits.SLICE_ITEMS:
         del items[-limits.SLICE_ITEMS :]
         await asyncio.sleep(0)
 
 
 def give_way() -> None:
-    """Let other threads run, the event loop's among them: a thread that computes would let go every 5 ms only."""
+    """Let other threads run, such as the event loop's: a thread that computes releases the GIL only every 5 ms."""
     time.sleep(limits.GIVE_WAY_SECONDS)
 
 

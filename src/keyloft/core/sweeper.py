@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 class Swept(Struct, frozen=True):
-    """What became of a slice of expired rows."""
+    """The outcome of removing a slice of expired rows."""
 
     rows: int
-    """How many were removed; the others were written again meanwhile."""
+    """How many rows were removed; the others were written again meanwhile."""
     commits: int
     version: int
-    """Of the last of these commits."""
+    """The version of the last of these commits."""
 
 
 async def purge(engine: Engine, space: Space, due: Sequence[Record]) -> Swept:
@@ -42,21 +42,21 @@ async def sweep(
     Args:
         engine: The database.
         space: The key space to sweep.
-        remove: How a slice is removed, for an interface that keeps something of what has expired.
-        largest_slice: How many rows a slice has at most, however long no one else writes.
+        remove: Removes a slice, for an interface that keeps something of what has expired.
+        largest_slice: How many rows a slice has at most, also while no other writer commits.
     """
     removed, size, last = 0, limits.SWEEP_SLICE, None
     while True:
         [due] = await engine.read(Expired(space, limits.SWEEP_ROWS))
-        # In the order of their keys, so that each page of the table is written by one slice, and not by all of them.
+        # In the order of their keys, so that each page of the table is written by one slice instead of many.
         due = sorted(due, key=attrgetter("key"))
         removed_before, first = removed, 0
         while first < len(due):
             done = await remove(engine, space, due[first : first + size])
             first += size
             removed += done.rows
-            # Versions count commits: if no one else has committed since the last slice, no other writer waits for a
-            # larger one.
+            # Versions count commits: if no one else has committed since the last slice, a larger slice makes no other
+            # writer wait.
             alone = last is not None and done.version == last + done.commits
             size = min(limits.SWEEP_GROWTH * size, largest_slice) if alone else limits.SWEEP_SLICE
             last = done.version

@@ -64,13 +64,13 @@ _SECRET_OPTION: Final = re.compile(r"([^=&]*(?:pass|pwd|secret|token)[^=&]*=)[^&
 
 
 class DatabaseUrl(Struct, frozen=True, kw_only=True):
-    """What a path or URL names. It is safe to print: neither `shown` nor the repr holds a user or a password."""
+    """The database that a path or URL names. It is safe to print: `shown` and the repr have no user and no password."""
 
     engine: Literal["memory", "sqlite", "postgres", "etcd", "http"]
     shown: str
     """The path or URL as it was written, without user and password."""
     path: str = ":memory:"
-    """The SQLite file, absolute: a later change of the working directory does not lead elsewhere."""
+    """The SQLite file, as an absolute path, so that a later change of the working directory has no effect."""
     read_only: bool = False
     postgres: "PostgresAddress | None" = None
     etcd: "EtcdAddress | None" = None
@@ -78,7 +78,7 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, url: AnyUrl) -> "DatabaseUrl":
-        """Parse a path or URL; what is parsed already is returned as it is.
+        """Parse a path or URL; a `DatabaseUrl` is returned as it is.
 
         Raises:
             InvalidArgument: It is not a path or URL; the message says how to write it.
@@ -103,7 +103,7 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
 
     @property
     def file(self) -> Path | None:
-        """The SQLite file; None for all else."""
+        """The SQLite file; None for any other database."""
         return Path(self.path) if self.engine == "sqlite" and self.path != ":memory:" else None
 
     @property
@@ -127,9 +127,9 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     """Host and port of each of several hosts, as asyncpg takes them; for one host, an empty mapping: the DSN has it."""
     options: Mapping[str, str]
     reads: str | None = None
-    """The option of this name: "primary" or "standby"."""
+    """The option `reads`: "primary" or "standby"."""
     max_lag: float | None = None
-    """The option of this name, in seconds."""
+    """The option `max_lag`, in seconds."""
     secrets: tuple[str, ...]
     """The passwords, which a driver's message might quote."""
 
@@ -143,7 +143,7 @@ class EtcdAddress(Struct, frozen=True, kw_only=True):
     endpoints: tuple[str, ...]
     """Members of the cluster, as host:port."""
     prefix: str
-    """All keys begin with it and a slash."""
+    """All keys begin with this prefix and a slash."""
     name: str
     """Members and prefix, for messages."""
     tls: bool = False
@@ -153,7 +153,7 @@ class EtcdAddress(Struct, frozen=True, kw_only=True):
     """A file with this client's certificate chain; `key` is its private key."""
     key: str | None = None
     server_name: str | None = None
-    """The name that the members' certificates have, if it is not their host."""
+    """The name in the members' certificates, if it is not that of their host."""
     user: str = ""
     password: str = ""
 
@@ -165,7 +165,7 @@ class HttpAddress(Struct, frozen=True, kw_only=True):
     """Where the HTTP API of a service is, and which of its tuple stores is meant."""
 
     origin: str
-    """Scheme, host and port, and what a proxy may have before the path of the API, as in `https://host/keyloft`."""
+    """Scheme, host and port, and perhaps a path that a proxy adds before that of the API: `https://host/keyloft`."""
     store: str | None = None
     """The name of the store; None for the unnamed one."""
     ca: str | None = None
@@ -192,15 +192,15 @@ class HttpAddress(Struct, frozen=True, kw_only=True):
 
 
 def shown_url(url: AnyUrl) -> str:
-    """A path or URL as it may be printed, also one that can't be parsed."""
+    """A path or URL as it may be printed, even if it can't be parsed."""
     try:
         return DatabaseUrl.parse(url).shown
     except KeyloftError:
-        return "a URL that can't be read"  # it may hold a password anywhere
+        return "a URL that can't be read"  # not quoted: it may have a password anywhere
 
 
 def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:
-    """Parse what follows `before`: a scheme, and its slashes if there are any."""
+    """Parse the rest of a URL, which follows `before`: the scheme, and its slashes if there are any."""
     if scheme == "file":
         path = rest if rest.endswith("?mode=ro") else rest.partition("?")[0]
         raise InvalidArgument(f"file: is not a scheme of Keyloft; write the path alone, or sqlite:///{_quoted(path)}")
@@ -250,12 +250,12 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
 
 
 def _quoted(path: str) -> str:
-    """The path in a message, or another one if it may hold a password."""
+    """The path for a message; an example instead, if the path may hold a password."""
     return "app.db" if "@" in path or _LOGIN.match(unquote(path)) else path
 
 
 def _check_path(path: str) -> None:
-    """Refuse a URL of a server with a mistake in its scheme: as a path, it would show its password everywhere."""
+    """Refuse the URL of a server with a mistyped scheme: taken for a path, its password would be shown everywhere."""
     if _HOST_AND_PORT.fullmatch(path):
         raise InvalidArgument(f"{path} looks like the address of a server: write http://{path}, or ./{path} for a file")
     if _LOGIN.match(unquote(path)):
@@ -309,7 +309,7 @@ def _reading_options(options: dict[str, str]) -> tuple[str | None, float | None]
 
 
 def check_reads(reads: str | None, max_lag: float | None) -> None:
-    """Refuse what does not say from where to read.
+    """Refuse wrong options about which host to read from.
 
     Raises:
         InvalidArgument: `reads` or `max_lag` is wrong.
@@ -321,7 +321,7 @@ def check_reads(reads: str | None, max_lag: float | None) -> None:
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of a URL, which may have several hosts: on Python 3.14 `urlsplit` refuses [::1] beside another one.
+    """The parts of a URL, which may have several hosts: on Python 3.14 `urlsplit` refuses [::1] beside another host.
 
     Raises:
         ValueError: It is not a URL.
@@ -404,7 +404,7 @@ def _host(host: str) -> dict[str, Any]:
     if not colon or host.endswith("]"):
         return {"host": host.strip("[]")}
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        # Not quoted: it may be the beginning of a password.
+        # The host is not quoted: it may be the beginning of a password.
         raise InvalidArgument(f"a host is followed by a colon and its port, from 1 to 65535, or by nothing; {_ESCAPE}")
     return {"host": name.strip("[]"), "port": int(port)}
 

@@ -55,7 +55,7 @@ class U64(int):
 
 
 _u64_comparisons = 0
-"""How often a U64 was compared: `encode_json` compares a value with what JSON makes of it, and so finds one inside."""
+"""How often a U64 was compared. `encode_json` compares a value with its JSON, and so notices a U64 inside."""
 
 LOST = -1
 """Instead of an encoding: the value is missing from the database."""
@@ -112,7 +112,7 @@ def decode(data: bytes, encoding: int) -> Any:
     """The value of its stored form.
 
     Raises:
-        Undecodable: These bytes are not of that encoding.
+        Undecodable: The bytes don't have this encoding.
     """
     if encoding == 0:
         return decode_json(data)
@@ -132,7 +132,7 @@ def encode_json(value: object, limit: int, most_levels: int = limits.VALUE_DEPTH
 
     Args:
         value: What to encode.
-        limit: How many bytes it may have; only long ints are refused here because of it.
+        limit: How many bytes the value may have; this function checks only its long ints against it.
         most_levels: How deep its lists and dicts may nest.
     """
     compared = _u64_comparisons
@@ -142,7 +142,7 @@ def encode_json(value: object, limit: int, most_levels: int = limits.VALUE_DEPTH
     except Exception:  # a value's own __eq__ may raise anything
         faithful = False
     if not faithful or compared != _u64_comparisons:
-        # Slow and exact: accepts tuples and very long ints, and explains what is wrong with all else.
+        # Slow and exact: accepts tuples and very long ints, and explains what is wrong with other values.
         data = json_text.on_any_stack(_to_json, _plain(value, limit, most_levels))
     elif len(data) > 2 * most_levels and json_text.is_deeper(data, most_levels):
         raise _too_deep(most_levels)
@@ -171,7 +171,7 @@ def decode_json(data: bytes) -> Any:
 
 
 def read_json(read: Callable[[bytes], Any], data: bytes) -> Any:
-    """What a reader makes of JSON; of much of it without the garbage collector, which would take twice the time."""
+    """What `read` makes of JSON; for much JSON the garbage collector is off, because it would double the time."""
     if len(data) < _MUCH:
         return read(data)
     with json_text.collecting_no_garbage(data):
@@ -179,7 +179,7 @@ def read_json(read: Callable[[bytes], Any], data: bytes) -> Any:
 
 
 def _from_json_with_long_ints(data: bytes) -> Any:
-    """msgspec applies Python's limit on the digits of an int; Keyloft's limit is the size of the value."""
+    """Decode JSON with ints of any length: msgspec has Python's limit on digits, Keyloft only that on the size."""
     return json.loads(data.decode(), parse_int=integers.parse, parse_float=_finite, parse_constant=_finite)
 
 
@@ -226,10 +226,10 @@ class _Container:
 
 
 def _plain(value: object, limit: int, most_levels: int) -> object:
-    """A copy made of what JSON can hold, without recursion: a value may nest deeper than the caller's stack allows.
+    """A copy that consists of what JSON can hold; made without recursion, because a value may nest deeper than a stack.
 
     Raises:
-        InvalidValue: Something in it can't be JSON; the message names its path.
+        InvalidValue: A part of the value can't be JSON; the message names its path.
     """
     ints = _LongInts(limit)
     whole = _Container(None, iter([(None, value)]), [])

@@ -30,7 +30,7 @@ class WakeEvent(Protocol):
 
 
 class Job(Protocol):
-    """Work that was started."""
+    """Work that was started in the background."""
 
     def done(self) -> bool: ...
 
@@ -38,7 +38,7 @@ class Job(Protocol):
 
 
 class Waiting(Protocol):
-    """Events, pauses, jobs and timers, and the lock of what several of them change."""
+    """Makes events, pauses, jobs and timers, and has the lock of what they change."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -49,22 +49,22 @@ class Waiting(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
     def start(self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None) -> None:
-        """Start work. `keep` gets the job before it runs: a caller that is interrupted would start it again."""
+        """Start work. `keep` gets the job before it runs, so that an interrupted caller does not start it twice."""
 
     def call_at(self, clock: Clock, moment: int, callback: Callable[[], None]) -> Timer: ...
 
     def check_may_lock(self) -> None:
-        """Raise ReentrantCall if this thread has a lock that is only taken after this one.
+        """Raise ReentrantCall if this thread already has a lock that must be taken after `lock`.
 
-        A signal's handler and `__del__` run in the middle of other calls of their thread.
+        This happens in a signal's handler or in `__del__`, which run in the middle of other calls of their thread.
         """
 
     def check_may_wait(self) -> None:
-        """The same if it has this lock, too: the one that would wake this thread needs it."""
+        """Raise ReentrantCall also if this thread has `lock` itself, which the thread that would wake it needs."""
 
 
 class LoopWaiting:
-    """In tasks of the running event loop."""
+    """Waits in tasks of the running event loop."""
 
     def __init__(self) -> None:
         self.lock = nullcontext()
@@ -89,11 +89,11 @@ class LoopWaiting:
 
 
 class ThreadLock(_thread.RLock):  # type: ignore[misc]  # typeshed calls it final, and it is not
-    """The kind of lock of what a signal's handler may interrupt: its thread takes it a second time, and goes on.
+    """A lock for code that a signal's handler may interrupt: the same thread can take it again, and does not wait.
 
-    `with` takes it, and nothing else does: an exception of a handler never leaves it taken. Python 3.14 runs handlers
-    also between the return of a built-in `__enter__` and the block that `__exit__` belongs to. It does not do so after
-    one that is written in Python. Earlier versions run none after either, and the built-in one takes less time.
+    It is only taken by `with`, so that an exception of a handler never leaves it taken. Python 3.14 may run a handler
+    between the return of a built-in `__enter__` and the beginning of the block, so there `__enter__` is written in
+    Python, after which no handler runs. Earlier versions don't do so, and the built-in method is faster.
     """
 
     if sys.version_info >= (3, 14):
@@ -102,7 +102,7 @@ class ThreadLock(_thread.RLock):  # type: ignore[misc]  # typeshed calls it fina
             try:
                 return self.acquire(blocking, timeout)
             except BaseException:
-                # Before `acquire` returned, or after it: no handler runs between here and the release.
+                # The exception came before or after the lock was taken; no handler runs from here to the release.
                 try:  # noqa: SIM105
                     self.release()
                 except RuntimeError:  # it was not taken
@@ -111,10 +111,10 @@ class ThreadLock(_thread.RLock):  # type: ignore[misc]  # typeshed calls it fina
 
 
 def refuse_reentry(lock: Any) -> None:
-    """Refuse a caller whose thread has this `ThreadLock`: it interrupts what the lock protects.
+    """Refuse a caller whose thread has this `ThreadLock`: it has interrupted what the lock protects.
 
     Raises:
-        ReentrantCall: It has it.
+        ReentrantCall: The thread has the lock.
     """
     if lock._is_owned():  # as `threading.Condition` asks
         raise ReentrantCall
@@ -123,8 +123,8 @@ def refuse_reentry(lock: Any) -> None:
 class ThreadEvent:
     """Like `threading.Event`, for code that a signal's handler may interrupt and call again, on the same thread.
 
-    `threading.Event` takes a lock that such a handler would wait for. Here a lock itself is the event: it is free while
-    the event is set. Each step is one call into C, between which no state is left behind.
+    `threading.Event` has a lock inside, for which such a handler would wait for ever. Here the event is a lock itself:
+    the lock is free while the event is set. Each step is a single call into C, so no step can be interrupted half-way.
     """
 
     def __init__(self) -> None:
@@ -142,10 +142,10 @@ class ThreadEvent:
         self._while_unset.acquire(blocking=False)
 
     def block(self) -> None:
-        """Block this thread until the event is set. It may return once more just after `clear`.
+        """Block this thread until the event is set. It may also return just after `clear`.
 
-        If a handler raises here, the event may be set that was not. That wakes a thread once too often, and none too
-        seldom.
+        If a signal's handler raises here, the event may become set although no caller has set it. So a thread may wake
+        once too often, but none misses an event.
         """
         try:
             self._while_unset.acquire()
@@ -156,7 +156,7 @@ class ThreadEvent:
                 pass
 
     def block_for(self, seconds: float) -> None:
-        """The same for a limited time, in a thread that no signal interrupts: not the main one."""
+        """Block for a limited time. Not for the main thread, which signals may interrupt."""
         if self._while_unset.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             self.set()
 
@@ -185,10 +185,10 @@ class ThreadJob:
 
 
 class ThreadWaiting:
-    """In threads."""
+    """Waits in threads."""
 
     def __init__(self, refuse_reentry: Callable[[], None] = lambda: None) -> None:
-        """`refuse_reentry` raises ReentrantCall for locks that are only taken after this one."""
+        """`refuse_reentry` raises ReentrantCall if this thread has a lock that must be taken after `lock`."""
         self.lock = ThreadLock()
         self.check_may_lock = refuse_reentry
         self._ending = ThreadEvent()
