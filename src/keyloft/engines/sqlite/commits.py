@@ -42,11 +42,11 @@ class SqliteCommits:
         self._wal = wal
         self._finished = finished
         self.callers: LoneCallers | None = None
-        """Who calls the engine; None if that makes no difference."""
+        """Which tasks call the engine; None if that makes no difference."""
         if file.sync == "auto" and self._is_durable and not self._in_memory:
             self.callers = LoneCallers()
         self.before_step: Callable[[CommitStep], None] = lambda step: None
-        """For tests: called before each step of a group; what it raises is as if a signal's handler had raised it."""
+        """For tests: called before each step of a group; it may raise, as a signal's handler would."""
 
     def start(self, group: list[Batch], operations: int, size: int) -> None:
         """Commit a group of this many operations, whose values have this many bytes."""
@@ -62,7 +62,7 @@ class SqliteCommits:
                 if self._writer.try_begin(group) and may_commit:
                     self._writer.try_end()
         finally:
-            # Also if a signal's handler raised: the callers of this group wait for it.
+            # Also if a signal's handler raised: the callers of this group wait for its outcome.
             outcome = self._writer.take_outcome()
             if outcome is None:
                 self.before_step(CommitStep.TO_THREAD)

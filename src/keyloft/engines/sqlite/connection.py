@@ -18,20 +18,20 @@ class WritingConnection:
     def __init__(self, connection: apsw.Connection, worker: Worker, *, own_transaction: bool) -> None:
         self.connection = connection
         self.view = View(connection, own_transaction=own_transaction)
-        """What the event loop reads with it."""
+        """The event loop's reads with this connection."""
         self.is_lent = False
-        """Whether the thread has it, or is about to have it: the event loop may not use it."""
+        """Whether the thread has the connection, or will have it: then the event loop may not use it."""
         self._worker = worker
         self._loans: set[object] = set()
 
     def lend(self, job: Callable[[], T], done: Callable[[T], None]) -> None:
-        """Lend it to the thread for a job that doesn't raise; `done` is called when the event loop has it back.
+        """Lend the connection to the thread for a job that doesn't raise; `done` is called when it is back.
 
         A second loan waits for the first.
         """
         self.view.end()
         loan = object()
-        # In this order: if a signal's handler raises in between, it stays lent, and all else is done on the thread.
+        # In this order: if a signal's handler raises in between, the connection stays lent, and the thread does it all.
         self._loans.add(loan)
         self.is_lent = True
         self._worker.submit(job, partial(self._take_back, loan, done))
@@ -45,12 +45,12 @@ class WritingConnection:
         """Return once the thread has done every job that it was given."""
         given = self._loans.copy()
         await self._worker.call(lambda: None)
-        # A signal's handler may have raised before one was taken back.
+        # A signal's handler may have raised before a loan was taken back.
         self._loans -= given
         self.is_lent = bool(self._loans)
 
     async def close(self, close: Callable[[apsw.Connection], None]) -> None:
-        """Close it on the thread: closing checkpoints, which waits for the disk."""
+        """Close the connection on the thread: SQLite then checkpoints, which waits for the disk."""
         self.view.end()
         self.is_lent = True
         await self._worker.call(lambda: close(self.connection))

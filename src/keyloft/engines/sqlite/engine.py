@@ -56,12 +56,12 @@ class SqliteEngine(ClosableEngine):
             else:
                 await worker.call(lambda: opened.append(file.open_writer()))
                 [writer] = opened
-                # Half as much: it is used during commits only, and each commit empties its cache.
+                # Half the cache: this connection is used only during commits, and each commit empties its cache.
                 reader = writer if file.in_memory else file.open_reader(cache_mib=(file.cache_mib + 1) // 2)
         except BaseException:
             if opened:
                 await worker.call(opened[0].close)
-            # For a caller that was cancelled, the thread may still be opening it.
+            # If the caller was cancelled, the thread may still be opening a connection.
             worker.stop(lambda: _close(opened))
             raise
         return cls(file, clock, worker, writer, reader, history or KeptHistory())
@@ -81,11 +81,11 @@ class SqliteEngine(ClosableEngine):
         self._now = clock.now
         self._has_system_clock = type(clock) is SystemClock
         self._alive_after = NEVER
-        """What expires after this moment is alive for all reads of this iteration of the event loop."""
+        """An entry that expires after this moment is alive for all reads of this iteration of the event loop."""
         self._worker = worker
         self._reader = reader
-        # A commit empties the page cache of every other connection, so reads use the writing one, unless the worker
-        # has it. A caller that reads an entry and then writes it also finds its pages cached (ADR 2).
+        # A commit empties the page cache of every other connection, so reads use the writing connection, unless the
+        # worker has it. A caller that reads an entry and then writes it also finds its pages cached (ADR 2).
         self.writing = WritingConnection(writer, worker, own_transaction=not file.in_memory)
         self._reader_view = View(reader, own_transaction=not file.in_memory)
         self.wal = WriteAheadLog(file, self.writing)
@@ -104,7 +104,7 @@ class SqliteEngine(ClosableEngine):
         if self.refusal is not None:
             raise Closed(self.refusal)
         if self._iteration.enter():
-            # Once, not until an iteration is short: another task may use up the next one, too.
+            # Once, not until an iteration has time left: another task may use up the next one, too.
             await asyncio.sleep(0)
             self._iteration.enter()
             if self.refusal is not None:
@@ -148,7 +148,7 @@ class SqliteEngine(ClosableEngine):
         if self._batcher.is_empty:
             callers.note(monotonic())
         else:
-            callers.are_several = True  # a lone caller waits for its last commit
+            callers.are_several = True  # a lone caller would wait for its last commit before it calls again
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         self.check_usable()
@@ -173,7 +173,7 @@ class SqliteEngine(ClosableEngine):
         if self._file.read_only:
             self._batcher.finished([opened_read_only(self._file.path) for _ in group])
             return
-        self._reader_view.end()  # the WAL can't restart while a view reads it
+        self._reader_view.end()  # the write-ahead log can't restart while a view reads it
         self.commits.start(group, self._batcher.group_operations, self._batcher.group_bytes)
 
     def _finished(self, outcome: Outcome) -> None:
@@ -183,11 +183,11 @@ class SqliteEngine(ClosableEngine):
         self._batcher.finished(outcome.verdicts)
 
     def _read_time(self) -> int:
-        """The time of a read: never before a commit that this engine knows of, even if the clock was set back."""
+        """The time of a read: never before a commit that this engine knows about, even if the clock was set back."""
         return max(self._now(), self._writer.last_commit_at)
 
     def _time_of_iteration(self) -> int:
-        """The time of a read; an iteration is so short that it need not be read again for what expires much later."""
+        """The time of a read. It is read once per iteration, which is short, for entries that expire much later."""
         now = self._read_time()
         if self._has_system_clock:
             self._alive_after = now + limits.EXPIRES_MUCH_LATER_MILLISECONDS
@@ -199,7 +199,7 @@ class SqliteEngine(ClosableEngine):
         self._reader_view.end()
 
     def _version_if_idle(self) -> int | None:
-        # While a group of this process is under way, it reads the counter itself.
+        # A group of this process that is under way reads the counter itself.
         return self._read_version() if self._batcher.idle else None
 
     def _read_version(self) -> int:
@@ -233,7 +233,7 @@ class SqliteEngine(ClosableEngine):
 
 
 def is_long_read(ask: Ask) -> bool:
-    """Whether to answer takes so long that no one else should wait for the connection."""
+    """Whether the answer takes so long that no other caller should wait for the connection."""
     if isinstance(ask, Scan) and ask.space is Space.PLUGINS and ask.limit > limits.PLUGIN_SCAN_ROWS:
         return True
     return isinstance(ask, (Count, Usage)) or (isinstance(ask, (Scan, Expired)) and ask.limit > limits.SCAN_ROWS + 1)

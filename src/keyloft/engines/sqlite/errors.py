@@ -22,10 +22,10 @@ FAILS_WHOLE_GROUP: Final = (
     apsw.NotADBError,
     apsw.CantOpenError,
 )
-"""The disk, the file or a lock failed: a second try, batch by batch, would fail in the same way for each of them."""
+"""Failures of the disk, the file or a lock: if the batches of the group were tried one by one, each would fail, too."""
 
 OF_SQLITE: Final = (apsw.Error, UnicodeDecodeError)
-"""What a statement raises; the second, where a changed bit, or a hand, has left a text that is not UTF-8."""
+"""What a statement may raise: the second, if a text is not UTF-8, because it is damaged or was written by hand."""
 
 _OUT_OF_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -77,7 +77,7 @@ def _system_error(connection: apsw.Connection | None) -> int:
     with contextlib.suppress(apsw.ConnectionClosedError):
         if connection.system_errno:
             return connection.system_errno
-        # SQLite's backups set no errno on their connection; the file still has it.
+        # SQLite's backup API sets no errno on its connection, but the file has it.
         last = ctypes.c_int(0)
         connection.file_control("main", apsw.SQLITE_FCNTL_LAST_ERRNO, ctypes.addressof(last))
         return last.value
@@ -86,7 +86,7 @@ def _system_error(connection: apsw.Connection | None) -> int:
 
 def _why_it_can_not_be_opened(path: Path, read_only: bool) -> str:
     try:
-        # Of `path.is_dir()` and the like, Python 3.14 tells no more why they are False.
+        # From Python 3.14 on, `path.is_dir()` and the like no longer raise what prevents them: `stat()` does.
         if stat.S_ISDIR(path.stat().st_mode):
             return "it is a folder"
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Writes a batch whose caller has read the rows that decide it, without reading them again.
 
-The sweeper has read what it removes, and a caller who checks a version has read the entry that it replaces. Such a
-batch is settled by the rows that it expects, and the statements that write it change no other rows. If they change
-fewer rows than expected, the transaction is to be rolled back, and the batch settled by what is stored.
+The sweeper has read what it removes, and a caller that checks a version has read the entry that it replaces. Such a
+batch is settled with the rows that it expects, and the statements that write it change only those rows. If they change
+fewer rows than expected, the transaction is rolled back, and the batch is settled with what is stored.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ class NotAsExpected(Exception):
 
 
 def expected_rows(group: Sequence[Batch]) -> dict[Address, Record]:
-    """The rows that the only batch of a group expects, if they decide it; else none: what is stored decides."""
+    """The rows that the only batch of a group expects, if they decide it; else empty: what is stored decides."""
     batch = group[0]
     mutations = batch.mutations
     if len(group) > 1 or not mutations:
@@ -37,7 +37,7 @@ def expected_rows(group: Sequence[Batch]) -> dict[Address, Record]:
     if len(mutations) == 1 and type(only := mutations[0]) is Set:
         version = replaced_version(batch.checks, only)
         large = LAYOUTS[only.space].large
-        # In the plugins' table, SQL can't tell what has expired: people may have written any time.
+        # In the plugins' table, SQL can't decide what has expired, because times may be written by hand in any form.
         is_small = large is not None and not large.holds(only)
         if version is not None and is_small and not (only.if_absent or only.keep_expiry):
             return {(only.space, only.key): Head(only.key, b"", 0, version, None)}
@@ -47,7 +47,7 @@ def expected_rows(group: Sequence[Batch]) -> dict[Address, Record]:
 def replaced_version(checks: Sequence[Check], wanted: Set) -> int | None:
     """The version that the only check of a batch expects under the key that its only mutation sets.
 
-    None if there are other checks, or it expects no entry: what is stored decides.
+    None if there are other checks, or if the check expects no entry: then what is stored decides.
     """
     if len(checks) != 1:
         return None
@@ -62,13 +62,13 @@ def write_expected(
     expected: Mapping[Address, Record],
     check_time: Callable[[], None],
 ) -> None:
-    """Write what `settle` has made of the expected rows; `check_time` is called every few rows, and may raise.
+    """Write what `settle` made of the expected rows; `check_time` is called every few rows, and may raise.
 
     Raises:
-        NotAsExpected: Other rows are stored, or are to be written; some of them may be written already.
+        NotAsExpected: Other rows are stored, or must be written; some may be written already.
     """
     connection = cursor.connection
-    if len(writes) != len(expected):  # the time lies before an expiry that the caller has seen pass
+    if len(writes) != len(expected):  # the time is before an expiry that the caller has seen pass
         raise NotAsExpected
     for (space, _), write in writes.items():
         if type(write) is not PutRow:

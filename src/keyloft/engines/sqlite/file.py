@@ -1,4 +1,4 @@
-"""Opens SQLite files: who may read a new one, pragmas, the schema, and whether the file can be used at all."""
+"""Opens SQLite files: sets permissions and pragmas, makes or checks the schema, and refuses unusable files."""
 
 import ctypes
 import logging
@@ -95,7 +95,7 @@ class SqliteFile(Struct, frozen=True):
         """Check that the file is Keyloft's, without writing anything.
 
         Raises:
-            DatabaseError: It is not there, not Keyloft's, or of another version.
+            DatabaseError: The file does not exist, is not Keyloft's, or has the schema of another version.
         """
         if not os.access(self.path, os.F_OK):
             raise CannotOpen(f"there is no file {self.path}, or its folder may not be entered")
@@ -107,7 +107,7 @@ class SqliteFile(Struct, frozen=True):
 
     def inspect(self) -> Inspection:
         """Read the state of the file, without changing it or making a file beside it."""
-        # To read a file in WAL mode, SQLite makes a -wal and a -shm if there are none: `immutable` prevents that.
+        # To read a file in WAL mode, SQLite makes the files -wal and -shm if there are none; `immutable` prevents that.
         is_in_use = all([Path(f"{self.path}-{part}").exists() for part in ("wal", "shm")])
         uri = f"file:{quote(self.path)}?{'mode=ro' if is_in_use else 'mode=ro&immutable=1'}"
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
@@ -130,7 +130,7 @@ class SqliteFile(Struct, frozen=True):
         )
 
     def close(self, connection: apsw.Connection) -> None:
-        """Close a connection; SQLite checkpoints the write-ahead log with the last one."""
+        """Close a connection; when the last one is closed, SQLite checkpoints the write-ahead log."""
         try:
             connection.close()
         except apsw.Error as error:
@@ -156,7 +156,7 @@ class SqliteFile(Struct, frozen=True):
 
         It raises DatabaseError if the file was moved, removed or replaced.
         """
-        # Made once: that takes longer than the question itself.
+        # Made once, because that takes longer than the check itself.
         moved = ctypes.c_int(0)
         address, control = ctypes.addressof(moved), connection.file_control
 
@@ -175,7 +175,7 @@ class SqliteFile(Struct, frozen=True):
                 mode = connection.pragma("journal_mode", "WAL")
                 break
             except apsw.BusyError:
-                # SQLite calls no busy handler here; another process is switching the same new file to WAL.
+                # Another process is switching the same new file to WAL, and SQLite calls no busy handler here.
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(limits.SQLITE_LOCK_PAUSES[-1])
@@ -187,7 +187,7 @@ class SqliteFile(Struct, frozen=True):
         connection.pragma("synchronous", "FULL" if self.durability == "full" else "NORMAL")
         connection.pragma("fullfsync", True)
         connection.pragma("wal_autocheckpoint", 0)
-        # A log that grew while a reader needed it becomes short again when it restarts.
+        # A write-ahead log that grew while a reader needed it is truncated when it restarts.
         connection.pragma("journal_size_limit", limits.WAL_BYTES_KEPT)
         connection.pragma("cache_size", -1024 * self.cache_mib)
 
@@ -205,7 +205,7 @@ class SqliteFile(Struct, frozen=True):
         except BaseException as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            if isinstance(error, apsw.SQLError):  # a name is taken; no later attempt would succeed
+            if isinstance(error, apsw.SQLError):  # the name of a table is taken; no later attempt would succeed
                 raise CannotOpen(
                     f"{self.path} can't be made a database of Keyloft: {error}; rename what has this name, or name "
                     "another file. Nothing was changed"
@@ -214,7 +214,7 @@ class SqliteFile(Struct, frozen=True):
 
     @staticmethod
     def _adoption(connection: apsw.Connection) -> Adoption | None:
-        """What is to be done with a plugins' table that another program made."""
+        """What to do with a plugins' table that another program made."""
         return examined(examine_sqlite(_PLUGINS.create), lambda query: connection.execute(query).fetchall())
 
     def _revision(self, connection: apsw.Connection) -> str | None:
@@ -230,7 +230,7 @@ class SqliteFile(Struct, frozen=True):
 
 
 def busy_handler(is_cancelled: Callable[[], bool] = lambda: False) -> Callable[[int], bool]:
-    """Waits for a lock of another process. SQLite's own handler sleeps 100 ms at a time, and misses short gaps."""
+    """A handler that waits for another process's lock. SQLite's own sleeps 100 ms at a time, and misses short gaps."""
     began = 0.0
 
     def wait(calls: int) -> bool:

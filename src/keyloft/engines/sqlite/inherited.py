@@ -1,8 +1,8 @@
 """Closes the connections that a child inherits by a fork, so that it may open the same files itself.
 
-SQLite remembers the locks of its process in memory, by file. A child inherits that memory without the locks: its own
-connection to the same file would take none, another process would find the file unused and remove the write-ahead log
-when it closes, and what the child writes afterwards would be lost.
+SQLite remembers in memory which locks its process has on each file. A child inherits that memory, but not the locks. A
+new connection of the child to the same file would take no locks; another process would find the file unused, and remove
+the write-ahead log when it closes; and what the child writes afterwards would be lost.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from keyloft.core.forks import call_in_children, no_fork
 from keyloft.errors import CannotOpen
 
 _paths: "WeakKeyDictionary[apsw.Connection, str]" = WeakKeyDictionary()
-"""Of open connections."""
+"""The paths of open connections."""
 _unusable: set[tuple[int, int]] = set()
 """Device and inode of the files that were in use by another thread when this process was forked."""
 
@@ -50,7 +50,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 def _close_inherited() -> None:
     for connection, path in [*_paths.items()]:
         try:
-            # To roll back would change the write-ahead log's index, which the parent shares and is writing to.
+            # A rollback would change the index of the write-ahead log, which the parent shares and is writing to.
             if connection.txn_state() != apsw.SQLITE_TXN_WRITE:
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 connection.close(True)

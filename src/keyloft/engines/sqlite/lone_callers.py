@@ -7,17 +7,17 @@ from keyloft import limits
 
 
 class LoneCallers:
-    """Which task calls an engine, and when another one last did."""
+    """Which task calls an engine, and when another task last did."""
 
     def __init__(self) -> None:
         self._caller: int | None = None
         self.are_several = False
-        """Set if several tasks have called since the last question."""
+        """Whether several tasks have called since `is_lone` was last called."""
         self._last_call = -limits.LONE_CALLER_SECONDS
         self._last_other = -limits.LONE_CALLER_SECONDS
 
     def note(self, now: float) -> None:
-        """The current task calls. A caller that is no task counts as another one each time."""
+        """Note that the current task calls. A caller that is not a task counts as a different one each time."""
         task = asyncio.current_task()
         caller = id(task)  # no reference: the task may end
         if caller != self._caller or task is None:
@@ -33,7 +33,7 @@ class LoneCallers:
 
 
 class SyncTimes:
-    """How long the last syncs of a device took. All engines of the process on that device share it."""
+    """How long the last syncs of a device took; shared by all engines of the process on that device."""
 
     def __init__(self) -> None:
         self._fast_at = float("-inf")
@@ -43,10 +43,10 @@ class SyncTimes:
         """Note how long a commit took; it waited for the disk most of that time.
 
         Args:
-            seconds: How long it took.
+            seconds: How long the commit took.
             now: When it ended, by the monotonic clock.
-            restarted_log: It restarted the write-ahead log, so that it synced twice, and may have cut the file, which
-                can take longer than a sync. The next commit will show how long one sync takes.
+            restarted_log: Whether the commit restarted the write-ahead log: then it synced twice, and may have
+                truncated the file, which can take longer than a sync. The next commit will show how long a sync takes.
         """
         self._fast_at = now if seconds < limits.FAST_SYNC_SECONDS else float("-inf")
         if seconds > limits.SLOW_SYNC_SECONDS and not restarted_log:
@@ -62,7 +62,7 @@ devices: dict[int, SyncTimes] = {}
 
 
 def sync_times(path: str | None) -> SyncTimes:
-    """Those of the device that holds a file; None for a database in memory."""
+    """The times of the device that holds a file; None stands for a database in memory."""
     if path is None:
         return SyncTimes()
     try:

@@ -109,7 +109,7 @@ class SqliteMaintenance:
             return [line for layout in LAYOUTS.values() for line in await self._wrong_values(reader, layout)]
 
     async def _wrong_values(self, reader: apsw.Connection, layout: SqliteLayout) -> list[str]:
-        """What is wrong between a table and its large value table."""
+        """How a table and its large value table contradict each other."""
         if layout.large is None:
             return []
         wrong = {
@@ -138,7 +138,7 @@ class SqliteMaintenance:
         async with self._reader(cache_mib=2) as reader:
             copy = SqliteMaintenance(SqliteFile(target))
             try:
-                # In a transaction, or each commit of another process would restart the copy. It begins with a read.
+                # In a transaction, or each commit of another process would restart the copy; its first read begins it.
                 await self.execute(reader, f"BEGIN; {READ_VERSION}")
                 await copy.take_pages(reader, progress)
                 await copy.make_plain()
@@ -146,7 +146,7 @@ class SqliteMaintenance:
                 await copy.aclose()
 
     async def take_pages(self, source: apsw.Connection, progress: Progress) -> None:
-        """Become a copy of another file, whose connection no one else uses meanwhile."""
+        """Become a copy of another file; nothing else may use its connection meanwhile."""
         create_private(self.file.path)
         self._writer = await self.do(partial(apsw.Connection, self.file.path))
         copying = await self.do(partial(self._writer.backup, "main", source, "main"))
@@ -155,14 +155,14 @@ class SqliteMaintenance:
                 await self.do(partial(copying.step, limits.BACKUP_PAGES), self._writer)
                 progress(copying.page_count - copying.remaining, copying.page_count)
         except BaseException:
-            # `finish` raises the error again, with less of its reason.
+            # `finish` raises the same error again, with less information.
             with contextlib.suppress(DatabaseError):
                 await self.do(copying.finish)
             raise
         await self.do(copying.finish, self._writer)
 
     async def make_plain(self) -> None:
-        """Leave one file without a write-ahead log, which can be read where nothing can be written."""
+        """Leave one file without a write-ahead log, which can be read from a folder that can't be written."""
         await self.do(lambda: self.writer().pragma("journal_mode", "DELETE"))
 
     async def aclose(self) -> None:
@@ -209,7 +209,7 @@ class SqliteMaintenance:
             await self.do(partial(self.file.close, reader))
 
     async def _begin(self, connection: apsw.Connection, begin: str) -> tuple[int, int, int]:
-        """Begin a transaction; returns what `last_logged` tells, which it shows from then on."""
+        """Begin a transaction; returns what `last_logged` returns in it."""
         await self.execute(connection, begin)
         return await self.do(partial(last_logged, connection.cursor()))
 
@@ -273,7 +273,7 @@ class SqliteSnapshot(TableSnapshot):
         self._connection = connection
 
     def rows(self, part: Range, after: Key | None = None) -> AsyncIterator[Sequence[Record]]:
-        """A row that does not match its checksum has the encoding DAMAGED, so that nothing moves it as a whole one."""
+        """A row that does not match its checksum has the encoding DAMAGED, so that it is not moved as an intact one."""
         layout = LAYOUTS[part.space]
         if layout.large is None:
             return super().rows(part, after)
@@ -314,10 +314,10 @@ def _checked(key: Key, value: Any, encoding: Any, version: int, *others: Any) ->
 
 def _stored(connection: apsw.Connection, space: Space, rows: Sequence[Record]) -> dict[Key, Record]:
     keys = [row.key for row in rows]
-    # Most rows are loaded where nothing is stored: one statement finds that out, instead of one per row.
+    # Mostly nothing is stored in the range of the rows: one statement finds that out, instead of one per row.
     statement, bindings = loading.select(LAYOUTS[space], "1", Range(space, min(keys), max(keys)))
     if not connection.execute(f"SELECT EXISTS ({statement})", bindings).get:
-        # The range leaves out its end, the largest key, which need not be the last: an edited export has any order.
+        # The range excludes its end, the largest key. That need not be the last key: an edited export has any order.
         keys = [max(keys)]
     cursor = connection.cursor()
     return {key: record for key in keys if (record := point(cursor, space, key)) is not None}

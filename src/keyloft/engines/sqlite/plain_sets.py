@@ -1,7 +1,7 @@
 """Writes the sets that succeed whatever is stored, so that they need no `settle` (ADR 6).
 
-Of a lone writer, that is a set of one small value that never expires. Of a busy service, it is a group that sets
-different keys and nothing else; its rows are made in one go.
+For a lone writer, that is a set of one small value that never expires. In a busy service, it is a group of such sets of
+different keys; their rows are made together.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from keyloft.engines.sqlite.rows import put_rows
 from keyloft.engines.sqlite.tables import LAYOUTS
 
 PUT: Final = ChangeKind.PUT
-"""Python 3.11 takes long to find it in its class."""
+"""A shorter way: on Python 3.11, looking up a member of an enum is slow."""
 
 
 def is_plain(mutation: Mutation) -> TypeGuard[Set]:
-    """Whether it is a Set of a small value that never expires and does not depend on what is stored; not a plugin's."""
+    """Whether a mutation is a Set of a small value that never expires, whatever is stored; but not a plugin's."""
     if type(mutation) is not Set or mutation.if_absent or mutation.keep_expiry:
         return False
     if mutation.expire_in is not None or mutation.expire_at is not None:
@@ -32,14 +32,14 @@ def is_plain(mutation: Mutation) -> TypeGuard[Set]:
 
 
 def plain_sets(group: Sequence[Batch]) -> list[Set] | None:
-    """The sets of a group if it has nothing else, all of one space and each of another key; else None."""
+    """The sets of a group that has nothing else, all of one space and of different keys; else None."""
     space, sets = group[0].mutations[0].space if group[0].mutations else None, []
     for batch in group:
         mutations = batch.mutations
         if len(mutations) != 1 or batch.checks:
             return None
         [only] = mutations
-        # As in `is_plain`, without a call for each; a space takes long to look up, so its layout is asked for once.
+        # As in `is_plain`, without a call for each. A space's layout takes long to look up, so that is done once.
         if type(only) is not Set or only.space is not space or only.if_absent or only.keep_expiry:
             return None
         if only.expire_in is not None or only.expire_at is not None:
@@ -56,7 +56,7 @@ def write_sets(
 ) -> Settled:
     """Write plain sets after version `before`, in 0.8 of the time that it takes with `settle` (ADR 6).
 
-    Returns what `settle` decides on them, but for the writes, which are made. `check_time` may raise before that.
+    Returns what `settle` would, without the writes, which are made already. `check_time` may raise before that.
     """
     space, layout = sets[0].space, LAYOUTS[sets[0].space]
     rows = layout.bind_sets(sets, before, now)

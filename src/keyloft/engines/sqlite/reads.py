@@ -1,4 +1,4 @@
-"""Reads records from an SQLite file: on the event loop, or on a thread for what takes long."""
+"""Reads records from an SQLite file: on the event loop, or, if that takes long, on a thread."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
         if found is None:
             return None
         value, encoding, version, expires_at, created_at, updated_at, stored = found
-        # As `checksum` does it: a call takes a hundredth of a get.
+        # As `checksum` does it, without the call.
         if adler32(value, adler32(key, encoding)) + CHECKSUM_BASE == stored:
             return Record(key, value, encoding, version, expires_at, created_at, updated_at)
     except TypeError:
@@ -87,7 +87,7 @@ def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
 
 
 def point_without_times(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
-    """The same without the times of creation and last change, for which a get takes a twentieth longer."""
+    """The same without the times of creation and last change, which a get does not need."""
     layout = LAYOUTS[space]
     if layout.large is None:
         return point(cursor, space, key)
@@ -113,7 +113,7 @@ def _must_not_change(cursor: apsw.Cursor, value: object) -> bool:
 
 
 def _in_one_view(cursor: apsw.Cursor, read: Callable[[apsw.Cursor, *Arguments], T], *args: *Arguments) -> T:
-    """What a function reads by several statements, all of which show the same moment."""
+    """What a function reads with several statements, all of which see the same moment."""
     cursor.execute("BEGIN")
     try:
         return read(cursor, *args)
@@ -122,11 +122,11 @@ def _in_one_view(cursor: apsw.Cursor, read: Callable[[apsw.Cursor, *Arguments], 
 
 
 def _unusual(cursor: apsw.Cursor, large: LargeValueTable, key: Key, found: Row) -> Record:
-    """The record of a row that does not match its checksum: it has none, its value is large, or it is damaged."""
+    """The record of a row that does not match its checksum: it has none, or its value is large, or it is damaged."""
     value, stored = found[0], found[-1]
     if type(value) is int:
-        # With a statement of its own: as a subquery, SQLite would copy the value once more. It is not compared with its
-        # checksum, which would take as long as to read it; `check` does that.
+        # With a statement of its own: for a subquery, SQLite would copy the value once more. The value is not compared
+        # with its checksum, which would take as long as reading it; `keyloft check` does that.
         value = _large_value(cursor, large, key, value)
     elif stored is not None:
         value = DAMAGED
@@ -138,17 +138,17 @@ def _unusual(cursor: apsw.Cursor, large: LargeValueTable, key: Key, found: Row) 
 
 
 def _damaged_text(cursor: apsw.Cursor, key: Key) -> Record:
-    cursor.execute("")  # ends the statement that has failed, which would keep its view of the file
+    cursor.execute("")  # ends the failed statement, which would keep its view of the file open
     return _damaged(key)
 
 
 def _damaged(key: Key, version: object = None) -> Record:
-    # One changed bit can change the type of a column, and then those behind it are wrong, too.
+    # One changed bit can change the type of a column, and then the columns after it are wrong, too.
     return Record(key, b"", DAMAGED, version if type(version) is int else 0, None)
 
 
 def _large_value(cursor: apsw.Cursor, large: LargeValueTable, key: Key, number: int) -> bytes | int:
-    """A large value; or LOST, if there is none, or DAMAGED, if it is no longer bytes."""
+    """A large value; LOST if it is missing, DAMAGED if it is no longer bytes."""
     try:
         value: object = cursor.execute(large.get, (key, number)).get
     except UnicodeDecodeError:
@@ -168,7 +168,7 @@ def head(cursor: apsw.Cursor, space: Space, key: Key) -> StoredHead | None:
 
 
 def heads(cursor: apsw.Cursor, space: Space, keys: Sequence[Key]) -> list[StoredHead]:
-    """The stored entries at those of some keys that have one: one call for all takes half the time."""
+    """The stored entries at some keys, where there are any; read with one call for all."""
     layout = LAYOUTS[space]
     rows = cursor.executemany(layout.get_heads, map(layout.bind_key, keys)).fetchall()
     if len(layout.key) == 1:
@@ -188,7 +188,7 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
         layout, keys = LAYOUTS[space], [ask.key for ask in some]
         try:
             rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
-        except UnicodeDecodeError:  # one by one, so that a damaged row hides no other
+        except UnicodeDecodeError:  # read one by one, so that a damaged row does not hide the others
             found += [_alive(point(cursor, space, ask.key), ask, now) for ask in some]
             continue
         if layout.large is None:
@@ -234,7 +234,7 @@ def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: Callable[[
             if (page := _intact_page(keys, rows)) is not None:
                 return page
         except (UnicodeDecodeError, TypeError):
-            pass  # a damaged row: one by one, so that it hides no other; or one without a small value
+            pass  # a row is damaged, or has no small value: read one by one, so that it does not hide the others
     if not cursor.connection.in_transaction:  # a large value is read with a statement of its own
         return _in_one_view(cursor, points_by_column, keys, now)
     space = Space.TUPLES
@@ -245,10 +245,10 @@ def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: Callable[[
 
 
 def _intact_page(keys: Sequence[bytes], rows: Sequence[Row]) -> Page | None:
-    """The rows that `gets` has found, if there is one of JSON for each key, none expires, and all checksums match.
+    """The rows that `gets` has found, if each key has one of JSON that never expires, and all checksums match.
 
     Raises:
-        TypeError: One of them has no small value.
+        TypeError: A row has no small value.
     """
     if len(rows) != len(keys):
         return None
@@ -268,7 +268,7 @@ def _alive(record: Record | None, ask: Get, now: int) -> Record | None:
 
 
 def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
-    """Answer one ask. All rows are fetched: a statement that is left half-way keeps its lock."""
+    """Answer one ask. All rows are fetched, because a statement that is not finished keeps its lock."""
     if type(ask) is Get:
         return _alive(point(cursor, ask.space, ask.key), ask, now)
     if isinstance(ask, Latest):
@@ -307,16 +307,16 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
 
 
 def _are_bytes(values: Sequence[object]) -> bool:
-    """Whether all values of a page were read: there is no id of a large one among them, no NULL and no text."""
+    """Whether all values of a page are bytes: none is the id of a large value, NULL or text."""
     try:
-        b"".join(cast("Sequence[bytes]", values))  # in half the time that their types take
+        b"".join(cast("Sequence[bytes]", values))  # faster than a look at the type of each
     except TypeError:
         return False
     return True
 
 
 def _with_large_values(cursor: apsw.Cursor, large: LargeValueTable, page: Page) -> Page:
-    """A page of rows some of which have the id of a large value, or what is no value, instead of a value."""
+    """A page with the large values of its rows, some of which have an id, or no valid value, instead of a value."""
     stored: Sequence[Any] = page.values
     values, encodings = list(stored), list(page.encodings)
     for at, (key, value) in enumerate(zip(page.keys, stored, strict=True)):
@@ -362,7 +362,7 @@ def read_log(cursor: apsw.Cursor, after: LogPosition) -> LogSlice:
     rows: list[Row] = cursor.execute(READ_LOG, bindings).fetchall()
     changes = [change for _, _, base, at, part in rows for change in change_log.unpack(base, at, part)]
     if changes and changes[0].version <= after.version and after.part == WHOLE:
-        # The position lies within a group.
+        # The position is within a group.
         changes = [change for change in changes if change.version > after.version]
     end = LogPosition(rows[-1][0], rows[-1][1]) if rows else after
     is_last = not cursor.execute(IS_LOGGED_AFTER, (end.version, end.part)).get
@@ -372,8 +372,8 @@ def read_log(cursor: apsw.Cursor, after: LogPosition) -> LogSlice:
 class View:
     """One read transaction per iteration of the event loop, which makes a get a third faster (ADR 2).
 
-    A task learns of another process's commit through the event loop, so before the iteration in which the view began:
-    it never reads a state older than what it knows.
+    A task learns about another process's commit through the event loop, so before the iteration in which the view
+    began. So it never reads a state older than what it knows.
     """
 
     def __init__(self, connection: apsw.Connection, *, own_transaction: bool) -> None:
@@ -383,9 +383,9 @@ class View:
         self._is_open = False
 
     def cursor(self) -> apsw.Cursor:
-        """For use in this iteration, whose end is to call `end`."""
+        """A cursor for this iteration, at whose end `end` must be called."""
         if not self._is_open:
-            # Set before BEGIN and unset after ROLLBACK: a signal's handler may raise in between, and `end` still works.
+            # Set before BEGIN and unset after ROLLBACK, so that `end` works if a signal's handler raised in between.
             self._is_open = True
             if self._own_transaction and not self.connection.in_transaction:
                 self._cursor.execute("BEGIN")
@@ -393,7 +393,9 @@ class View:
 
     def end(self) -> None:
         if self._is_open:
-            with contextlib.suppress(apsw.Error):  # SQLite has ended it already, after an error of the disk
+            with contextlib.suppress(
+                apsw.Error
+            ):  # after an error of the disk, SQLite has ended the transaction already
                 if self._own_transaction and self.connection.in_transaction:
                     self._cursor.execute("ROLLBACK")
             self._is_open = False
@@ -421,7 +423,7 @@ class LongReader:
 
     def _read(self, asks: tuple[Ask, ...], now: int) -> list[Any]:
         if self._connection is None:
-            # A small cache: it scans tables, and rarely reads a page twice.
+            # A small cache: this connection scans tables, and rarely reads a page twice.
             self._connection = self._file.open_reader(cache_mib=1)
         cursor = self._connection.cursor()
         with self._file.explained(self._connection):

@@ -20,7 +20,7 @@ def put(cursor: apsw.Cursor, layout: SqliteLayout, record: Record, *, is_new_ent
 
 
 def put_rows(cursor: apsw.Cursor, layout: SqliteLayout, rows: Sequence[Row]) -> None:
-    """Store records without large values, each as `bind_put` binds it: one call for all takes half the time."""
+    """Store records without large values, each as `bind_put` binds it, with one call for all."""
     connection, large = cursor.connection, layout.large
     if len(rows) == 1:  # a lone set
         cursor.execute(layout.put, rows[0])
@@ -31,7 +31,7 @@ def put_rows(cursor: apsw.Cursor, layout: SqliteLayout, rows: Sequence[Row]) -> 
         cursor.executemany(layout.put, rows)
         if large is None or connection.total_changes() - before == len(rows):
             return
-    # `put` changes nothing over a large value: remove that one first.
+    # The statement changes nothing where a large value is stored, so large values are removed first.
     for bindings in rows:
         key = bindings[0]
         if (large_id := cursor.execute(large.find, (key,)).get) is not None:

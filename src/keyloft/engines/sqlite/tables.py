@@ -1,6 +1,6 @@
 """The tables of the key spaces: the SQL of every hot statement, and how a row becomes a record.
 
-Commits, versions, watches and expiry work the same way in all spaces; a layout is all that differs.
+Commits, versions, watches and expiry work the same way in all spaces; only the layouts differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +24,9 @@ from keyloft.engines.tables import Layout
 
 
 class LargeValueTable:
-    """The statements of a table for large values, which would otherwise lie between the keys of a tree (ADR 5).
+    """The statements of a table for large values, which would otherwise be stored between the keys of a tree (ADR 5).
 
-    A row there holds the key of its entry, too. Statements take the bindings that their docstring names.
+    Its rows hold the keys of their entries, too. The docstring of a statement names its bindings.
     """
 
     def __init__(self, entries: str) -> None:
@@ -43,7 +43,7 @@ class LargeValueTable:
         """key, id; selects the value"""
         self.find = f"SELECT large FROM {entries} WHERE key = ?1"
         """key; selects the id of its value, or NULL"""
-        # Not an upsert: SQLite would write all that it replaces to a temporary file first.
+        # Not an upsert, for which SQLite would first write what it replaces to a temporary file.
         self.add = f"INSERT INTO {table} (key, value) VALUES (?1, ?2)"
         """key, value"""
         self.replace = f"UPDATE {table} SET value = ?3 WHERE id = ?2 AND key = ?1"
@@ -60,13 +60,13 @@ class LargeValueTable:
 class SqliteLayout(Layout):
     """The table of one key space.
 
-    `milliseconds` calls an SQL function of that name, which the connection must be given.
+    `milliseconds` calls an SQL function with that name, which must be registered with the connection.
     """
 
     mark = "?"
     now: str = "?1"
     found: str
-    """SQL: the columns of which `record` makes a record of a key; the id of a large value instead of the value."""
+    """SQL: the columns from which `record` makes a record; instead of a large value, its id."""
     content: tuple[str, ...]
     """The three columns of key and value."""
     bind_time: Callable[[int | None], Any]
@@ -75,10 +75,10 @@ class SqliteLayout(Layout):
     """The reverse of `bind_time`."""
     bind_put: Callable[[Record, bool], Row]
     bind_sets: Callable[[Sequence[Set], int, int], list[Row]]
-    """What `bind_put` binds for the records that plain sets make, by the version before them and the time."""
+    """What `bind_put` returns for the records of plain sets, given the version before them and the time."""
     bind_expected: Callable[[Record], Row]
     head: str
-    """SQL: the columns of which `head_record` makes the head of a key."""
+    """SQL: the columns from which `head_record` makes a head."""
     head_record: Callable[..., "StoredHead"]
     large: LargeValueTable | None = None
     version: str = "version"
@@ -98,7 +98,7 @@ class SqliteLayout(Layout):
         asked = [f"asked_{column}" for column in self.key]
         keys = ", ".join([f"({at}{', ?' * len(asked)})" for at in range(limits.SQLITE_GETS_PER_STATEMENT)])
         same = " AND ".join(map("{} = {}".format, self.key, asked))
-        # CROSS JOIN keeps SQLite from swapping the two and scanning the whole table.
+        # CROSS JOIN keeps SQLite from swapping the two tables, and scanning this one as a whole.
         self.gets = (
             f"WITH asked (position, {', '.join(asked)}) AS (VALUES {keys}) "
             f"SELECT position, {self.found} FROM asked CROSS JOIN {table} ON {same}"
@@ -134,7 +134,7 @@ class SqliteLayout(Layout):
         return super().due_page(found, self.time_of(next_expiry), ask, now)
 
     def _marks(self) -> dict[str, str]:
-        """The columns that `bind_put` binds, each with its binding; ?8 tells whether the entry is new."""
+        """The columns that `bind_put` binds, each with its binding; ?8 says whether the entry is new."""
         names = [*self.content, "version", "expires_at", "created_at", "updated_at"]
         marks = {name: f"?{at}" for at, name in enumerate(names, 1)}
         return marks if self.large is None else marks | {"checksum": "?9"}
@@ -174,7 +174,7 @@ NULL, which is what a row written by hand has."""
 
 
 def checksum(key: bytes, encoding: int, value: bytes) -> int:
-    """The checksum of a row. Adler-32 takes half the time of a CRC for a small row, and notices every changed byte."""
+    """The checksum of a row. Adler-32 is faster than a CRC for a small row, and notices every changed byte."""
     return adler32(value, adler32(key, encoding)) + CHECKSUM_BASE
 
 
@@ -184,7 +184,7 @@ def bind_set(key: bytes, value: bytes, encoding: int, version: int, now: int) ->
 
 
 def _page_by_column(rows: Sequence[Row]) -> Page:
-    """A page of rows: all cells in one tuple, of which every nth is a column. `zip` would make an iterator per row."""
+    """A page of rows. All cells are put into one tuple, of which every nth cell is a column: `zip` would be slower."""
     if not rows:
         return Page()
     cells, width = tuple(chain.from_iterable(rows)), len(rows[0])
@@ -192,7 +192,7 @@ def _page_by_column(rows: Sequence[Row]) -> Page:
 
 
 def _bytes_layout(table: str) -> SqliteLayout:
-    """A table with one binary key, whose rows lie in the order of their keys.
+    """A table with one binary key, whose rows are stored in the order of their keys.
 
     In a WITHOUT ROWID table a row is part of the key's tree: one lookup finds key and value, and a list reads
     neighbours from the same page. That holds for small rows; large values have a table of their own (ADR 5).
@@ -233,7 +233,7 @@ def _bytes_layout(table: str) -> SqliteLayout:
         ),
         found=f"coalesce(value, large), {columns}, checksum",
         keys_only=f"{table}.key, x'', encoding, version, expires_at",
-        # The id of a large value instead of the value, as a get has it: a join costs a list of small ones a twentieth.
+        # The id of a large value instead of the value, as in a get: a join would make lists of small values slower.
         listed=f"{table}.key, coalesce(value, large), encoding, version, expires_at",
         head=f"{columns}, large",
         head_record=lambda key, *row: StoredHead(key, b"", *row),
@@ -329,8 +329,8 @@ def time_text(moment: int) -> str:
 def milliseconds(text: object) -> int | None:
     """The time of a text, rounded up to a whole millisecond.
 
-    A cell that was written by hand may be no time. It counts as SQL compares it: a number comes before all texts, so it
-    has expired; any other text comes after them, so it never expires.
+    A cell that was written by hand may not be a time. It counts as SQL compares it: a number comes before all texts, so
+    the entry has expired; any other text comes after all times, so the entry never expires.
     """
     if text is None:
         return None
@@ -363,7 +363,7 @@ FIND_LOGGED: Final = f"SELECT base, at, version FROM {CHANGES} WHERE version >= 
 """version; selects its row"""
 OLDEST_LOGGED: Final = f"SELECT base, at, size FROM {CHANGES} ORDER BY version, part LIMIT 1"
 SECOND_LOGGED: Final = f"SELECT at, size FROM {CHANGES} ORDER BY version, part LIMIT 1 OFFSET 1"
-"""Selects the second row of the log: while it is too young to go, the first one stays, too."""
+"""Selects the second row of the log: while it is too new to be removed, the first row stays, too."""
 _AFTER: Final = f"FROM {CHANGES} WHERE (version, part) > (?1, ?2)"
 READ_LOG: Final = (
     f"SELECT version, part, base, at, changes {_AFTER} "

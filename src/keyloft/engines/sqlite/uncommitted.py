@@ -9,13 +9,13 @@ class UncommittedGroup(Struct, frozen=True):
     """A group that is written in an open transaction, before its COMMIT."""
 
     outcome: Outcome
-    """What its callers learn once it is committed."""
+    """The outcome of the group once it is committed."""
     at: int
     has_version: bool
     """Whether a batch of it took a version; if not, nothing was written."""
     is_small: bool
-    """Whether its COMMIT takes little longer than a sync."""
+    """Whether its COMMIT takes hardly longer than a sync."""
     log_size: int
-    """Of the change log, with this group."""
+    """The size of the change log, with this group."""
     restarts_log: bool = False
-    """Of a small one, whether its COMMIT restarts the write-ahead log."""
+    """For a small group: whether its COMMIT restarts the write-ahead log."""

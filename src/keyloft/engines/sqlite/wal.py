@@ -1,6 +1,6 @@
 """Checkpoints the write-ahead log (WAL) of an SQLite file: copies its pages into the file, between two commits.
 
-SQLite itself would checkpoint within a commit, and the callers of that commit would wait for it.
+SQLite itself would checkpoint within a commit, whose callers would wait for it.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 def restarts_log(connection: apsw.Connection) -> bool:
-    """Whether the next commit writes to the start of the WAL; outside a transaction only.
+    """Whether the next commit writes to the start of the WAL; to be called outside of a transaction.
 
-    Such a commit syncs once more, whatever the durability, and cuts a WAL that is too long.
+    Such a commit syncs once more, whatever the durability, and truncates a WAL that is too long.
     """
     try:
         pages, checkpointed = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
@@ -37,7 +37,7 @@ class WriteAheadLog:
         self._loop = asyncio.get_running_loop()
         self._pages_left = 0
         self._commits = 0
-        """Since the last checkpoint, complete or not."""
+        """How many commits there were since the last checkpoint, complete or not."""
         self._left_over = 0
         """How many pages that checkpoint has left."""
         self._last_commit = 0.0
@@ -93,9 +93,9 @@ class WriteAheadLog:
         self._writing.lend(self._checkpoint, self._finished)
 
     def _checkpoint(self) -> int:
-        """Returns how many pages are left: all of them if it has failed."""
+        """Make a checkpoint; returns how many pages are left: all of them if it failed."""
         try:
-            # A long reader has let the WAL grow beyond its limit: give the space back, now that it has left.
+            # A long read has let the WAL grow beyond its limit: give the space back, now that the read has ended.
             is_oversized = self._pages_left > 2 * limits.CHECKPOINT_PAGES
             mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if is_oversized else apsw.SQLITE_CHECKPOINT_PASSIVE
             pages, checkpointed = self._connection.wal_checkpoint(mode=mode)
@@ -113,7 +113,7 @@ class WriteAheadLog:
             self._not_before = 0.0
         else:
             # A reader needs the WAL, another process checkpoints it, or the disk is full: nothing is lost. A read that
-            # begins in the midst of a checkpoint is such a reader for a moment, so the next commit tries again.
+            # begins during a checkpoint needs the WAL only for a moment, so the next commit tries again.
             first, longest = limits.CHECKPOINT_RETRY_PAUSES
             pause = min(first * 2**self._incomplete, longest) if self._incomplete else 0.0
             self._incomplete += 1

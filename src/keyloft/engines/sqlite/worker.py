@@ -38,7 +38,7 @@ class Worker:
         return await asyncio.wrap_future(future)
 
     def stop(self, last: Callable[[], object] | None = None) -> None:
-        """End the thread after the jobs that are already queued, and after this one."""
+        """End the thread after the jobs that are already queued, and after `last`."""
         if last is not None:
             self._jobs.put(last)
         self._jobs.put(None)
@@ -46,13 +46,13 @@ class Worker:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            # Else what it refers to would be freed with the next job: all at once, while the event loop waits.
+            # Otherwise what the job refers to would be freed with the next job, at once, while the event loop waits.
             del job
 
     def _report(self, done: Callable[[T], None], result: T) -> None:
         try:
             self._loop.call_soon_threadsafe(done, result)
         except RuntimeError:
-            # A loop that ended without closing the store has no callers left.
+            # If the event loop has ended without closing the store, there are no callers left.
             if not self._loop.is_closed():
                 raise

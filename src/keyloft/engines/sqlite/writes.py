@@ -72,22 +72,22 @@ class SqliteWriter:
         self._cursor = connection.cursor()
         self._check_place = file.place_check(connection)
         self.last_version = self.last_commit_at = 0
-        """Of the last commit that is known here, by any process: its version, and its time; 0 if none is known."""
+        """The version and the time of the last commit, by any process, that is known here; 0 if none is known."""
         with contextlib.suppress(apsw.Error, DatabaseError):  # the first read or write reports what is wrong
             self.last_version, self.last_commit_at, _ = last_logged(self._cursor)
         self._newest_logged = (-1, 0, 0, 0)
-        """SQLite's data version after the last commit of this connection, and what `last_logged` would return then. It
-        changes with commits of this connection, too: after one that was interrupted, the log is read."""
+        """SQLite's data version after the last commit of this connection, and what `last_logged` would return then. The
+        data version changes with commits of this connection, too, so after an interrupted commit the log is read."""
         self._begun: UncommittedGroup | None = None
         """The group that `try_begin` has written."""
         self.sync_times = sync_times(None if file.in_memory else file.path)
         self._gives_up_at = math.inf
-        """Until when it waits for other processes' locks, by the monotonic clock."""
+        """Until when to wait for other processes' locks, by the monotonic clock."""
         self.wait_for_lock = busy_handler(lambda: monotonic() > self._gives_up_at)
         self.allow_spill(False)
 
     def give_up_soon(self) -> None:
-        """Wait for other processes' locks a little longer, for all groups to come together: the engine closes."""
+        """From now on, wait for other processes' locks only a little longer in all, because the engine closes."""
         self._gives_up_at = monotonic() + limits.CLOSING_LOCK_SECONDS
 
     def try_begin(self, group: list[Batch]) -> bool:
@@ -104,9 +104,9 @@ class SqliteWriter:
         return True
 
     def try_end(self) -> None:
-        """Commit the group that `try_begin` has written, on the event loop. If it fails, nothing is left behind.
+        """Commit the group that `try_begin` has written, on the event loop. If that fails, nothing is left behind.
 
-        A group that restarts the write-ahead log stays as it is: that takes longer.
+        A group whose commit restarts the write-ahead log is not committed here, because that takes longer.
         """
         assert self._begun is not None
         if self._begun.restarts_log:
@@ -119,7 +119,7 @@ class SqliteWriter:
     def take_outcome(self) -> Outcome | None:
         """The outcome of a group that was committed on the event loop, or None if none was.
 
-        If a signal's handler raised there, SQLite has committed, or the transaction is still open.
+        If a signal's handler raised there, SQLite has either committed, or the transaction is still open.
         """
         outcome = self.outcome()
         if outcome is not None:
@@ -127,22 +127,22 @@ class SqliteWriter:
         return outcome
 
     def outcome(self) -> Outcome | None:
-        """The same, without forgetting the group."""
+        """The outcome that `take_outcome` would return, without forgetting the group."""
         if self._begun is None or self.connection.in_transaction:
             return None
         return self._note(self._begun)
 
     def commit(self, group: list[Batch]) -> Outcome:
-        """Commit a group on the thread, or what `try_begin` has written of it; waits for other processes' locks.
+        """Commit a group on the thread, perhaps one that `try_begin` has written; wait for other processes' locks.
 
-        Never raises, an error is in the outcome.
+        This never raises: an error is part of the outcome.
         """
         begun = self._begun if self.connection.in_transaction else None
         if begun is not None:
             self._begun = None
             return self._decided(group, begun)
-        self.roll_back()  # what an exception of a signal's handler may have left open
-        # To add up the sizes of a long batch takes milliseconds, in which the event loop may wait.
+        self.roll_back()  # a signal's handler that raised may have left a transaction open
+        # Adding up the sizes of a long batch takes milliseconds, and the event loop may have to wait for this thread.
         is_large = is_long(group[0]) or sum([batch.size for batch in group]) > limits.INLINE_BYTES
         self.connection.set_busy_handler(self.wait_for_lock)
         if is_large:
@@ -159,7 +159,9 @@ class SqliteWriter:
             begun = begun or self._begin(group, restarts=restarts_log(self.connection))
             self._end(begun)
             return self._note(begun)
-        except BaseException as error:  # on this thread no one else would catch it, and all callers would wait for ever
+        except (
+            BaseException
+        ) as error:  # nothing else on this thread would catch it, and all callers would wait for ever
             failure, fails_whole_group = self.failure(error)
         self.roll_back()
         if fails_whole_group or len(group) == 1:
@@ -169,27 +171,27 @@ class SqliteWriter:
     def attempt(self, group: list[Batch]) -> Outcome:
         """Commit a group, and raise what goes wrong, for a caller on its own thread.
 
-        After an exception, also one of a signal's handler, `outcome` tells whether the group was committed. Then,
-        and also if nothing was raised, `roll_back` forgets the group.
+        After an exception, which may be a signal handler's, `outcome` says whether the group was committed. In any
+        case, the caller then calls `roll_back`, which forgets the group.
         """
         self._begun = self._begin(group)
         self._commit(self._begun)
         return self._note(self._begun)
 
     def attempt_alone(self, batch: Batch) -> Outcome:
-        """The same for one batch whose caller is on this thread: after an exception, `roll_back` is all there is to do.
+        """Commit one batch whose caller is on this thread; after an exception, the caller only has to call `roll_back`.
 
-        Whether it was committed need not be known then: that caller is the one who gets the exception.
+        Whether the batch was committed need not be known then, because its own caller gets the exception.
         """
         begun = self._begin([batch])
         self._commit(begun)
         return self._note(begun)
 
     def _begin_set(self, wanted: Set, replaced: int | None, deadline: float, restarts: bool) -> UncommittedGroup:
-        """What `_begin_group` does with a plain Set, without the steps that it needs not.
+        """What `_begin_group` does with a plain Set, without steps that a plain Set does not need.
 
-        It takes three quarters of the time (`scripts/bench peers`, rows «sync-set» and «sync-check-and-set»). With a
-        version that it replaces, it raises NotAsExpected if another one is stored, or a large value.
+        It takes three quarters of the time (`scripts/bench peers`, rows «sync-set» and «sync-check-and-set»). Given a
+        version to replace, it raises NotAsExpected if another one is stored, or a large value.
         """
         before, now, log_size = self._begin_transaction()
         version, cursor = before + 1, self._cursor
@@ -252,7 +254,7 @@ class SqliteWriter:
         has_version = settled.version != version
         if has_version:
             log_size, part = self._log(settled.changes, settled.version, version, now, log_size)
-            # After several parts, too: so the log never grows by more rows than are removed.
+            # Also after several parts, so that the log never grows by more rows than are removed.
             if part > 1 or version // limits.TRIM_EVERY != settled.version // limits.TRIM_EVERY:
                 self._trim_log(now, log_size)
         is_small = len(sets or settled.writes) <= limits.INLINE_OPERATIONS
@@ -262,8 +264,8 @@ class SqliteWriter:
         """The version before the transaction, its time, and the size of the change log."""
         self._cursor.execute("BEGIN IMMEDIATE")
         self._check_place()
-        # Within a transaction, SQLite has noticed the commits of all other connections. If there was none since the
-        # last one of this connection, the log need not be read (ADR 6).
+        # Within a transaction, SQLite has noticed the commits of all other connections. If there was none since this
+        # connection's last commit, the log need not be read (ADR 6).
         data_version, version, last_commit, log_size = self._newest_logged
         if self.connection.data_version() != data_version:
             version, last_commit, log_size = last_logged(self._cursor)
@@ -310,7 +312,7 @@ class SqliteWriter:
     def _settled(
         self, group: list[Batch], version: int, now: int, deadline: float
     ) -> tuple[Settled, dict[Address, Record]]:
-        """The decisions on a group, and the rows that decided."""
+        """The decisions on a group, and the stored rows on which they are based."""
         wanted = deciding(group)
         current = self._load(wanted.items(), deadline) if wanted else {}
         settled = settle(group, current, version, now)
@@ -319,7 +321,7 @@ class SqliteWriter:
         return settled, current
 
     def _load(self, wanted: Iterable[tuple[Address, bool]], deadline: float) -> dict[Address, Record]:
-        """What is stored at some keys, with its value where that is asked for."""
+        """The rows that are stored at some keys, with their values if wanted."""
         found: dict[Address, Record] = {}
         wanted = list(wanted)
         if len(wanted) >= limits.SQLITE_GETS_WORTH_A_STATEMENT and all(
@@ -392,13 +394,13 @@ class SqliteWriter:
             elif (stored := current.get(address)) is not None:
                 remove_large(self._cursor, layout, stored)
                 removed.setdefault(space, []).append(layout.bind_key(key))
-            # Not after each: to read the clock takes a hundredth of a write.
+            # Not after each write, because reading the clock takes time, too.
             if at % 4 == 1 and perf_counter() > deadline:
                 raise _TakesTooLong
         for space, some in removed.items():
             self._cursor.executemany(LAYOUTS[space].remove, some)
         for space, some in rows.items():
-            if perf_counter() > deadline:  # not after the last: what is written need not be written again
+            if perf_counter() > deadline:  # not after the last write: then the group is complete
                 raise _TakesTooLong
             put_rows(self._cursor, LAYOUTS[space], some)
 
@@ -413,10 +415,10 @@ class SqliteWriter:
         try:
             self._cursor.execute("COMMIT" if begun.has_version else "ROLLBACK")
         except apsw.Error:
-            self._begun = None  # SQLite may have rolled it back: `outcome` must not take that for a commit
+            self._begun = None  # SQLite may have rolled back, which `outcome` must not take for a commit
             raise
         if begun.has_version:
-            # Now, and not later: at the next transaction, also of a read, SQLite may notice another commit.
+            # Now, not later: in the next transaction, even of a read, SQLite may notice another commit.
             newest = begun.outcome.version_after, begun.at, begun.log_size
             self._newest_logged = (self.connection.data_version(), *newest)
 
@@ -426,7 +428,7 @@ class SqliteWriter:
         return begun.outcome
 
     def allow_spill(self, allowed: bool) -> None:
-        """Whether SQLite may write pages to the WAL before COMMIT: only in a large transaction, on the thread."""
+        """Set whether SQLite may write pages to the WAL before COMMIT: only in a large transaction, on the thread."""
         with contextlib.suppress(apsw.Error):  # then the next statement fails, too, and reports it
             self._cursor.execute(f"PRAGMA cache_spill = {int(allowed)}").fetchall()
 

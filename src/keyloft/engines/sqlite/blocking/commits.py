@@ -1,12 +1,12 @@
 """Group commit among threads: one thread at a time leads, and commits for all that wait.
 
 After a group, its threads are woken one after the other, and the last of them wakes the next leader. By then the others
-have added their next batches. If all were woken at once, they would wait for Python's interpreter lock, and the leader
-would commit its own batches alone meanwhile.
+have added their next batches. If all were woken at once, they would wait for Python's interpreter lock, and meanwhile
+the leader would commit its own batches alone.
 
-A signal's handler may raise anywhere in the main thread, KeyboardInterrupt above all. So `with lock` is the only way
-in which a lock is taken, each step leaves enough behind to tell what became of a group, and the next thread finishes
-what an interrupted one has left.
+A signal's handler may raise anywhere in the main thread, as KeyboardInterrupt does. So locks are only taken by
+`with lock`, each step leaves enough behind to find out what became of a group, and the next thread finishes what an
+interrupted one has left.
 """
 
 import threading
@@ -28,7 +28,7 @@ from keyloft.errors import Closed, KeyloftError
 
 
 def _is_of_a_handler(error: BaseException) -> bool:
-    """Whether an exception is one that a signal's handler has raised: it belongs to the interrupted caller alone.
+    """Whether a signal's handler has raised an exception: then only the interrupted caller gets it.
 
     Handlers run in the main thread. The database raises errors of SQLite, and UnicodeDecodeError for damaged texts.
     """
@@ -47,7 +47,7 @@ class WaitingBatch:
         self.batch = batch
         self.verdict: Verdict | None = None
         self.next: WaitingBatch | None = None
-        """The one of the same group that this one's thread wakes."""
+        """The batch of the same group whose thread this one's thread wakes."""
         self.is_withdrawn = False
         self._wake_up = threading.Lock()
         self._wake_up.acquire()
@@ -57,7 +57,7 @@ class WaitingBatch:
         return self._wake_up.acquire(timeout=limits.COMMIT_WAIT_SECONDS)
 
     def wake(self) -> None:
-        with suppress(RuntimeError):  # it was woken already
+        with suppress(RuntimeError):  # the thread was woken already
             self._wake_up.release()
 
 
@@ -73,16 +73,16 @@ class CommitQueue:
         self.finished: Callable[[], None] = lambda: None
         """Called after each group, by the thread that still has the connection."""
         self.waiting: deque[WaitingBatch] = deque()
-        """Those of the next groups."""
+        """The batches of the next groups."""
         self.group: list[WaitingBatch] = []
-        """It has batches while a thread commits; if no thread has the lock, one was interrupted."""
+        """Batches that a thread commits; if there are any while no thread has the lock, a thread was interrupted."""
         self._is_led = False
-        """Whether a thread commits, or is about to: others wait until it wakes them. It is only a hint: if a signal
-        interrupts the leader, others wait in vain until their time is over."""
+        """Whether a thread commits, or is about to: others wait until it wakes them. This is only a hint: if a signal
+        interrupts the leader, the others wait until their timeout."""
         self._is_committing = False
         """Whether a group is being gathered and committed."""
         self._alone = 0
-        """So many batches are committed one by one, since one of them failed a whole group."""
+        """How many batches are committed one by one, because one of them made a whole group fail."""
         self._is_closed = False
 
     def commit(self, batch: Batch) -> Verdict:
@@ -118,7 +118,7 @@ class CommitQueue:
                             if self._is_closed:
                                 raise Closed
                             outcome = self._commit_next()
-                # Asked first: of a batch that is decided from here on, the next one is woken in the next round.
+                # Read first: if the batch is decided after this line, the next thread is woken in the next round.
                 is_decided = mine.verdict is not None
                 self._wake(mine.next)
                 if outcome is not None:
@@ -134,7 +134,7 @@ class CommitQueue:
     def _wait_for_decision(self, withdrawn: WaitingBatch) -> None:
         """Wait while another thread commits a group that may have this batch: its caller may read next.
 
-        Not for long: the other thread may wait for another process.
+        The wait is bounded: the other thread may be waiting for another process.
         """
         deadline = monotonic() + limits.WITHDRAWAL_SECONDS
         while self._is_committing and withdrawn.verdict is None and monotonic() < deadline:
@@ -143,7 +143,7 @@ class CommitQueue:
             withdrawn.wait()
 
     def _commit_alone(self, batch: Batch) -> Outcome | None:
-        """Commit a batch that no other waits with, which takes two thirds of the Python code; None if others came."""
+        """Commit a batch while no other waits, with less Python code than a group needs; None if others came."""
         shared, writer = self._shared, self._writer
         try:
             with self._lock:
@@ -172,19 +172,19 @@ class CommitQueue:
         return outcome
 
     def close(self) -> None:
-        """Commit what waits, and refuse what comes later; its caller has the lock."""
+        """Commit the batches that wait, and refuse later ones; the caller has the lock."""
         while self.waiting or self.group:
             self._commit_next()
         self._is_closed = True
 
     def clean(self) -> None:
-        """Finish what an interrupted thread has left, a read or a commit; its caller has the lock."""
+        """Finish a read or a commit that an interrupted thread has left; the caller has the lock."""
         if self.group:
             self.recover()
         self._shared.clean()
 
     def recover(self) -> None:
-        """Decide a group that an interrupted thread has left: it was committed, or waits again."""
+        """Decide a group that an interrupted thread has left: either it was committed, or its batches wait again."""
         if (outcome := self._writer.outcome()) is not None:
             self._decide(outcome.verdicts)
             return
@@ -197,7 +197,7 @@ class CommitQueue:
         self.group.clear()
 
     def _wake(self, decided: WaitingBatch | None) -> None:
-        """Wake the thread of a decided batch, which wakes the next one; after the last, a thread that leads."""
+        """Wake the thread of a decided batch, which wakes the next one; after the last one, the next leader."""
         while decided is not None:
             decided.wake()
             if not decided.is_withdrawn:
@@ -207,10 +207,10 @@ class CommitQueue:
 
     def _hand_on(self) -> None:
         """Let the thread whose batch waits longest commit the next group."""
-        # First: a thread that adds its batch from now on leads by itself, or is found below.
+        # First of all: a thread that adds its batch from now on either leads by itself, or is found below.
         self._is_led = False
         for waiting in self.waiting.copy():
-            self._is_led = True  # before the question: a thread that is decided until then waits for no one
+            self._is_led = True  # before the check: a thread whose batch is decided by then waits for no one
             if waiting.verdict is None and not waiting.is_withdrawn:
                 waiting.wake()
                 return
@@ -251,7 +251,7 @@ class CommitQueue:
                 shared.is_in_use = False
 
     def _gather(self) -> None:
-        """Move waiting batches into the group. Each is in one of the two at any time, if only for a moment in both."""
+        """Move waiting batches into the group. At any time, each is in one of the two, or for a moment in both."""
         operations = size = 0
         waiting, group = self.waiting, self.group
         while waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
@@ -276,5 +276,5 @@ class CommitQueue:
         for decided, verdict in zip(group, verdicts, strict=True):
             decided.verdict = verdict
         self._wake(group[0])
-        self._writer.roll_back()  # nothing is open: it forgets the group
+        self._writer.roll_back()  # no transaction is open: this forgets the group
         group.clear()

@@ -19,7 +19,7 @@ from keyloft.errors import Closed
 
 
 def answers(cursor: apsw.Cursor, asks: Sequence[Ask], now: int, *, only_gets: bool) -> list[Any]:
-    """Answer all asks from one view: the one that is open, or one of their own."""
+    """Answer all asks from one view: the open one, or a new one."""
     if len(asks) == 1:
         return [answer(cursor, asks[0], now)]
     own_transaction = not cursor.connection.in_transaction
@@ -37,20 +37,20 @@ def answers(cursor: apsw.Cursor, asks: Sequence[Ask], now: int, *, only_gets: bo
 class SharedConnection:
     """The connection that writes; a thread uses it while it holds the lock.
 
-    An exception of a signal's handler may end a use at any point. The next one begins with `clean`.
+    An exception of a signal's handler may end a use at any point. The next use then begins with `clean`.
     """
 
     def __init__(self, connection: apsw.Connection, file: SqliteFile) -> None:
         self.connection = connection
         self.lock = ThreadLock()
-        """Taken by `with` alone: only so is it released after an exception at any point. Before it is taken while
-        `is_in_use` is set, `refuse_reentry` is called."""
+        """Only taken by `with`, so that it is released after an exception at any point. A thread that finds `is_in_use`
+        set calls `refuse_reentry` before it takes the lock."""
         self.cursor = connection.cursor()
         """For reads."""
         self.is_in_use = False
-        """Set by the thread that has the lock, until its read or commit has ended. One that takes the lock and finds it
-        set has to clean first."""
-        # With a VFS of its own, the file may be something else than it seems.
+        """Set by the thread that has the lock, until its read or commit has ended. A thread that takes the lock and
+        finds this set has to call `clean` first."""
+        # With a VFS for tests, the file may be something else than it seems.
         self.header = wal_header(connection) if file.vfs is None and not file.in_memory else None
         self.seen = b""
         """The header of the WAL index that the view shows."""
@@ -60,7 +60,7 @@ class SharedConnection:
         """How many reads the view still serves; it changes with each."""
         self._last_read = 0.0
         self.view_began: Callable[[], None] = lambda: None
-        """Called with each view: another thread ends it if no read or commit does."""
+        """Called for each view: another thread ends the view if no read or commit does."""
 
     def refuse_reentry(self) -> None:
         """Refuse a signal's handler that interrupts a call of its thread in the middle.
@@ -71,11 +71,11 @@ class SharedConnection:
         refuse_reentry(self.lock)
 
     def reading(self) -> apsw.Cursor:
-        """A cursor that shows every commit, also of other processes, that was made before this call.
+        """A cursor that shows every commit, of any process, that was made before this call.
 
-        To begin and to end a read transaction takes longer than to read an entry. So reads that follow each other
-        closely share one, a view, as long as the header of the WAL index shows that no one has committed since. A view
-        serves a limited number of reads: while it is open, the write-ahead log can't be overwritten.
+        Beginning and ending a read transaction takes longer than reading an entry. So reads that follow each other
+        closely share one, a view, as long as the header of the WAL index shows that no process has committed since. A
+        view serves a limited number of reads: while it is open, the write-ahead log can't be overwritten.
         """
         if self.is_viewing:
             self.reads_left -= 1
@@ -93,7 +93,7 @@ class SharedConnection:
         return self.cursor
 
     def end_reading(self) -> None:
-        """A commit begins, and ends the view. The next read opens none: another commit may follow it."""
+        """End the view, because a commit begins. The next read opens no view, because another commit may follow."""
         if self.is_viewing:
             self.end_view()
         self._last_read = 0.0
@@ -138,7 +138,7 @@ class ReaderPool:
             explained = self._file.explain(error, connection)
             self._file.close(connection)
             raise explained from error
-        # After any other exception, a signal's for example, it is not lent again: a statement may be left half-way.
+        # After any other exception, such as a signal's, this is not reached: a statement may be left half-way.
         self._give_back(connection)
         return found
 
@@ -150,7 +150,7 @@ class ReaderPool:
         self._file.close(connection)
 
     def close(self) -> None:
-        """Close those that no thread uses; each of the others is closed after its read."""
+        """Close the connections that no thread uses; each of the others is closed after its read."""
         with self._lock:
             self._is_closed = True
         with suppress(IndexError):  # a thread may have taken the last one

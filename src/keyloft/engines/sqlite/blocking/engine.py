@@ -1,7 +1,7 @@
-"""Stores records in an SQLite file for threads: its coroutines never suspend, so that a caller runs them to their end.
+"""Stores records in an SQLite file for threads: the coroutines never suspend, so that a thread can run them to the end.
 
-A read uses the writing connection, whose cache is warm, unless another thread has it. A commit is made by the first of
-the threads that wait, for all of them.
+A read uses the writing connection, whose cache is warm, unless another thread has it. Of the threads that wait for a
+commit, the first one commits for all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from keyloft.engines.watches.polling import Poller
 from keyloft.errors import CLOSED, Closed, KeyloftError
 
 T = TypeVar("T")
-_TUPLES = Space.TUPLES  # Python 3.11 takes a hundredth of a get to find it in its class
+_TUPLES = Space.TUPLES  # a shorter way: on Python 3.11, looking up a member of an enum is slow
 
 
 class BlockingSqliteEngine(ProcessBound):
@@ -54,7 +54,7 @@ class BlockingSqliteEngine(ProcessBound):
         if file.read_only:
             file.check_schema()
         self.connection = file.open_reader() if file.read_only else file.open_writer()
-        """For tests, as `shared`, `queue`, `feed` and `poller`: the writing connection."""
+        """For tests, as are `shared`, `queue`, `feed` and `poller`: the writing connection."""
         self.shared = SharedConnection(self.connection, file)
         self.fork_lock = self.shared.lock
         self._readers = ReaderPool(file)
@@ -123,9 +123,9 @@ class BlockingSqliteEngine(ProcessBound):
         *,
         include_expired: bool = False,
     ) -> Record | None:
-        """The entry at a key: what `read` answers, without a coroutine, which takes as long as a third of a get.
+        """The entry at a key, as `read` would answer it, but without a coroutine, which would take a third of the time.
 
-        Without another `find`, it lacks the times of creation and last change.
+        The default `find` leaves out the times of creation and last change.
         """
         if self.refusal is not None:
             raise Closed(self.refusal)
@@ -141,7 +141,7 @@ class BlockingSqliteEngine(ProcessBound):
                 self._clean()
             shared.is_in_use = True
             try:
-                # The common case of `reading` stays here: a call takes a fiftieth of a get.
+                # The common case of `reading`, without the call.
                 if shared.is_viewing and (left := shared.reads_left - 1) and shared.header.raw == shared.seen:  # type: ignore[union-attr]
                     shared.reads_left, cursor = left, shared.cursor
                 else:
@@ -164,7 +164,7 @@ class BlockingSqliteEngine(ProcessBound):
         self.queue.clean()
 
     def _fail_read(self, error: BaseException) -> NoReturn:
-        """End a read that raised an exception, also one of a signal's handler, and raise what its caller gets."""
+        """End a read that raised an exception, perhaps a signal handler's, and raise what its caller gets."""
         explained = self._file.explain(error, self.connection) if isinstance(error, OF_SQLITE) else None
         self.shared.clean()
         if explained is not None:
@@ -178,7 +178,7 @@ class BlockingSqliteEngine(ProcessBound):
         return verdict
 
     def commit_now(self, batch: Batch) -> Committed:
-        """The same for a batch without checks, without a coroutine."""
+        """Commit a batch that has no checks, without a coroutine."""
         verdict = self.verdict(batch)
         if type(verdict) is Committed:
             return verdict
@@ -190,7 +190,7 @@ class BlockingSqliteEngine(ProcessBound):
         return WRITTEN
 
     def verdict(self, batch: Batch) -> Verdict:
-        """What becomes of a batch: an error is returned, unless the engine is closed."""
+        """Commit a batch, and return its verdict. An error is returned, not raised, unless the engine is closed."""
         if self.refusal is not None:
             raise Closed(self.refusal)
         if self._file.read_only:
@@ -201,7 +201,7 @@ class BlockingSqliteEngine(ProcessBound):
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         self._check_may_watch()
-        # The lock: no commit is dispatched between the start of the watch and its registration.
+        # With the lock, so that no commit is dispatched between the start of the watch and its registration.
         with self.feed.lock:
             watch = self.feed.watch(asks, since, self._start())
         self.poller.start()
@@ -215,7 +215,7 @@ class BlockingSqliteEngine(ProcessBound):
         return watch
 
     def _check_may_watch(self) -> None:
-        if self.refusal is not None:  # after a fork, another thread may have the lock for ever
+        if self.refusal is not None:  # in a forked child, the lock may be taken by a thread that does not exist there
             raise Closed(self.refusal)
         self._waiting.check_may_lock()
 
@@ -226,7 +226,7 @@ class BlockingSqliteEngine(ProcessBound):
         self.close()
 
     def close(self) -> None:
-        """Finish the writes under way, end the watches, close the file. A call that was interrupted can be repeated.
+        """Finish the writes under way, end the watches, close the file. An interrupted call can be repeated.
 
         Raises:
             ReentrantCall: A signal's handler has interrupted a call of this thread; the engine stays open.
@@ -257,5 +257,5 @@ class BlockingSqliteEngine(ProcessBound):
         return int(version)
 
     def _read_time(self) -> int:
-        """The time of a read: never before a commit that this engine knows of, even if the clock was set back."""
+        """The time of a read: never before a commit that this engine knows about, even if the clock was set back."""
         return max(self._now(), self._writer.last_commit_at)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Housekeeping:
-    """A daemon thread, from the first commit on. It sleeps while nothing is written."""
+    """A daemon thread, started by the first commit or view. It sleeps while nothing is written."""
 
     def __init__(self, file: SqliteFile, shared: SharedConnection, queue: CommitQueue) -> None:
         self._file = file
@@ -29,22 +29,22 @@ class Housekeeping:
         self._starting = ThreadLock()
         self._in_memory = file.in_memory
         self.is_asleep = True
-        """Until it is woken. Only the thread itself changes this: a thread that wakes it may be interrupted."""
+        """Whether the thread sleeps until it is woken. Only itself changes this: a waking thread may be interrupted."""
         self._is_stopping = False
         self._last_use = 0.0
         """When a group was last committed, or this thread was woken."""
         self._pages_left = self._commits = 0
-        """Of the write-ahead log, pages that are not checkpointed, and commits since the last checkpoint."""
+        """Pages of the write-ahead log that are not checkpointed, and commits since the last checkpoint."""
         self._left_over = 0
         """How many pages the last checkpoint has left."""
         self._is_measured = True
         self._incomplete = 0
         self._not_before = 0.0
         self._reads_left = 0
-        """What the view had left when it was last looked at."""
+        """How many reads the view had left when this thread last checked it."""
 
     def wake(self) -> None:
-        """A thread is about to commit, or has opened a view."""
+        """Wake the thread, because another one is about to commit, or has opened a view."""
         if self.is_asleep and not self._in_memory:
             if self._thread is None or not self._thread.is_alive():
                 self._start()
@@ -53,14 +53,14 @@ class Housekeeping:
 
     def _start(self) -> None:
         with self._starting:
-            # A thread whose start a signal interrupted may have ended before it began, and can't be started again.
+            # If a signal interrupted the start of a thread, it may never have run, and can't be started again.
             if not self._is_stopping and (self._thread is None or not self._thread.is_alive()):
                 name = f"keyloft housekeeping of {self._file.path}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
 
     def committed(self) -> None:
-        """A group was committed; its thread still has the connection."""
+        """Note that a group was committed; the calling thread still has the connection."""
         if self._in_memory:
             return
         self._last_use = monotonic()
@@ -70,11 +70,11 @@ class Housekeeping:
             self._measure()
             if self._is_due() and self._last_use >= self._not_before:
                 self._woken.set()
-        if self.is_asleep:  # since this commit has waited for another process
+        if self.is_asleep:  # it fell asleep while this commit waited for another process
             self.wake()
 
     def _measure(self) -> None:
-        """Read how many pages of the write-ahead log are not checkpointed; this thread has the connection, no view."""
+        """Read how many pages of the write-ahead log are not checkpointed; the caller has the connection, and no view."""
         with contextlib.suppress(apsw.Error):
             pages, checkpointed = self._shared.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             self._pages_left = pages - checkpointed
@@ -143,7 +143,7 @@ class Housekeeping:
 
     @contextlib.contextmanager
     def _using_connection(self) -> Iterator[None]:
-        """Use the connection outside of a view: SQLite checkpoints nothing while one is open. Readers need not wait."""
+        """Use the connection outside of a view, in which SQLite would checkpoint nothing. Readers need not wait."""
         shared = self._shared
         with shared.lock:
             if shared.is_in_use:

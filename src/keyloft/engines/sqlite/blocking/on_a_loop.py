@@ -14,9 +14,9 @@ from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 
 
 class MemoryOnLoop:
-    """An engine in memory whose reads and commits run on the event loop, since none of them waits; its owner closes it.
+    """An engine in memory whose reads and commits run on the event loop, because none of them waits.
 
-    A watch waits in a thread of its own.
+    A watch waits in a thread of its own. The owner of the engine closes it.
     """
 
     reads_at_once = True
@@ -58,12 +58,12 @@ class MemoryOnLoop:
 
 
 class _ThreadedWatch:
-    """A watch whose next changes a thread waits for."""
+    """A watch for whose next changes a thread waits."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._next: asyncio.Future[list[Change] | None] | None = None
-        """What a thread waits for: a caller that was cancelled has left it to the next one."""
+        """The changes that a thread waits for; if a caller is cancelled, the next caller gets them."""
 
     @property
     def reported_to(self) -> int | None:
@@ -89,7 +89,7 @@ class _ThreadedWatch:
         await self._watch.aclose()
 
     async def end(self) -> None:
-        """Close it, and let the one who waits for its changes know."""
+        """Close the watch, and wake the task that waits for its changes."""
         await self.aclose()
         if self._next is not None:
             await asyncio.wait([self._next])

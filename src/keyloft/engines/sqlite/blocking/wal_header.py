@@ -1,7 +1,7 @@
-"""Reads the header of SQLite's WAL index, which every commit of any process changes: tells whether a view is current.
+"""Reads the header of SQLite's WAL index, which every commit of any process changes, to find out if a view is current.
 
 SQLite maps the WAL index into the memory of each process; its format is documented (https://sqlite.org/walformat.html).
-The mapping is SQLite's own, found through its VFS: to open the file a second time, and to close it, would drop the
+SQLite's own mapping is used, found through its VFS: opening the file a second time, and closing it, would drop the
 locks that SQLite has on it in this process.
 """
 
@@ -15,7 +15,7 @@ _REGION_BYTES: Final = 32 * 1024
 _METHODS_WITH_SHARED_MEMORY: Final = 2
 """The version of `sqlite3_io_methods` from which on it has `xShmMap`."""
 _BEFORE_MAP: Final = 12
-"""How many functions stand before it."""
+"""How many functions precede `xShmMap`."""
 
 
 class _IoMethods(ctypes.Structure):
@@ -27,9 +27,9 @@ class _IoMethods(ctypes.Structure):
 
 
 def wal_header(connection: apsw.Connection) -> "ctypes.Array[ctypes.c_char] | None":
-    """The header, whose `raw` bytes differ after each commit; it may be read while the connection is open.
+    """The header, whose `raw` bytes differ after each commit. It may be read while the connection is open.
 
-    None where there is none: in memory, and with a VFS that has no shared memory.
+    None if there is no header: in memory, and with a VFS that has no shared memory.
     """
     file, region = ctypes.c_void_p(), ctypes.c_void_p()
     try:
