@@ -56,7 +56,7 @@ class CopyReport(ImportReport, frozen=True, kw_only=True):
     missing: int
     different: int
     other_versions: int
-    """Equal but for the version: they were stored before, or replaced another entry."""
+    """Equal except for the version: they were stored before, or replaced another entry."""
     first_difference: str | None
     source_sha256: str
     target_sha256: str
@@ -235,7 +235,7 @@ class Comparison(Struct):
     missing: int = 0
     different: int = 0
     other_versions: int = 0
-    """Equal but for the version: they were stored before, or replaced another entry."""
+    """Equal except for the version: they were stored before, or replaced another entry."""
     first_difference: str | None = None
     """The first row that is missing or different."""
     source_sha256: str = ""

@@ -220,7 +220,7 @@ class Now(Struct, frozen=True, gc=False):
 
 
 class StoreId(Struct, frozen=True, gc=False):
-    """The random id of the store, which tells it from others. Answered by a str."""
+    """The random id of the store, which no other store has. Answered by a str."""
 
 
 class Usage(Struct, frozen=True, gc=False):

@@ -46,11 +46,11 @@ class KeptHistory(Struct, frozen=True, kw_only=True):
         return round(1024 * 1024 * self.mib)
 
     def oldest_time(self, now: int) -> int:
-        """Rows of an earlier time may go."""
+        """The time before which rows may be removed."""
         return now - self.milliseconds
 
     def oldest_size(self, size: int) -> int:
-        """Of a log of this size, rows that end here or before may go."""
+        """The size, of a log of this size, up to which rows may be removed."""
         return size - self.bytes
 
 
@@ -150,7 +150,7 @@ def _change(base: int, at: int, offset: int, space: int, kind: int, key: Any, *s
 
 
 def check_kept(after: LogPosition, oldest_base: int, latest: int) -> None:
-    """Refuse a position of which the log does not hold the row.
+    """Refuse a position whose row the log does not hold.
 
     Args:
         after: The position.
@@ -158,7 +158,7 @@ def check_kept(after: LogPosition, oldest_base: int, latest: int) -> None:
         latest: The version of the newest row.
 
     Raises:
-        HistoryGone: It is older or newer than what the log holds.
+        HistoryGone: The position is older or newer than what the log holds.
     """
     if not oldest_base < after.version <= latest:
         raise HistoryGone(after.version, oldest_base + 1, latest)
@@ -167,10 +167,10 @@ def check_kept(after: LogPosition, oldest_base: int, latest: int) -> None:
 def is_of_group(version: int, base: int, end: int) -> bool:
     """Whether a group of commits that began after version `base` has given this version; `end` is its last one.
 
-    Where a copy lets the counter jump, the versions that it passes over were never given here: one of them is a version
-    of another database, which tells nothing about what this one has logged.
+    When a copy lets the counter jump, the versions that are skipped were never given here. If a caller names one of
+    them, it is a version of another database, and says nothing about what this one has logged.
     """
-    # The version before a jump stands for the changes up to it: a watch names it while it reports those of the jump.
+    # The version just before a jump is accepted: a watch names it while it reports the changes of the jump.
     return max(base, end - end % limits.VERSION_JUMP - 2) < version <= end
 
 

@@ -117,7 +117,7 @@ class MemoryEngine:
         self._feed.close()
 
     def _must_wait(self, batch: Batch) -> bool:
-        """Whether a batch is too long to be written at once, or comes behind a long call."""
+        """Whether a batch is too long to be written at once, or must wait for a long call."""
         return is_long(batch) or self._long_call.locked() or not self._batcher.idle
 
     def _start(self, group: list[Batch]) -> None:
@@ -265,7 +265,7 @@ class _ChangeLog:
     def read(self, after: LogPosition) -> records.LogSlice:
         oldest, latest = self._rows[0], self._rows[-1].version
         change_log.check_kept(after, oldest.base, latest)
-        first = max(after.version - oldest.version, 0)  # each row is one version, but for that of an empty store
+        first = max(after.version - oldest.version, 0)  # each row is one version, except that of an empty store
         changes: list[LoggedChange] = []
         end = after if after.version >= oldest.version else LogPosition(oldest.version)
         at_row = first if after.part != records.WHOLE else first + 1

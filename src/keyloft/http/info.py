@@ -1,4 +1,4 @@
-"""The route that tells a client which store it has reached."""
+"""The route that shows a client which store it has reached."""
 
 from collections.abc import Sequence
 

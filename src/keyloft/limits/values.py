@@ -45,7 +45,7 @@ SWEEP_ROWS: Final = 16_384
 """How many expired entries the sweeper looks up at once, without their values: it removes them in many slices."""
 
 SWEEP_SLICE_ALONE: Final = 2048
-"""The most while no one else writes; a writer that arrives then waits for one such slice, some 20 ms."""
+"""The largest slice, while no one else writes; a writer that arrives meanwhile waits for the end of one slice."""
 
 SWEEP_GROWTH: Final = 4
 """How many times as many entries the next slice may hold while no one else writes."""

@@ -74,7 +74,7 @@ class Housekeeping:
             self.wake()
 
     def _measure(self) -> None:
-        """Read how many pages of the write-ahead log are not checkpointed; the caller has the connection, and no view."""
+        """Read how many pages of the write-ahead log are not checkpointed; the caller has the connection, no view."""
         with contextlib.suppress(apsw.Error):
             pages, checkpointed = self._shared.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             self._pages_left = pages - checkpointed
