@@ -410,7 +410,10 @@ def test_a_bad_line_is_named_and_what_comes_before_it_is_stored(url: str, run: K
     later = b'{"keyloft":"export","format":3,"version":1}\n'
     assert "format 3, which is that of a later version" in run("import", "-", given=later)[2]
     earlier = b'{"keyloft":"export","format":1,"clock":1}\n'
-    assert "format 1, which is that of an earlier version: export the database again" in run("import", "-", given=earlier)[2]
+    assert (
+        "format 1, which is that of an earlier version: export the database again"
+        in run("import", "-", given=earlier)[2]
+    )
 
 
 def many(number: int, size: int = 10) -> bytes:
