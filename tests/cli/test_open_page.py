@@ -6,12 +6,12 @@ import re
 import ssl
 from pathlib import Path
 
-import httpx
 import trustme
 
 from tests.http.api import ADMIN_TOKEN, running_api
 from tests.http.page.pages import running_page
 from tests.support.fork_server import run
+from tests.support.http import http_client
 from tests.support.ports import free_port
 
 _ENVIRONMENT = {
@@ -35,7 +35,7 @@ async def test_open_prints_a_link_that_logs_in_once() -> None:
         assert re.fullmatch(rf"{page.url}/\?code=[\w-]{{43}}", link)
         assert ADMIN_TOKEN not in link
         for expected in ("/page", "/page/login?next=/page"):
-            async with httpx.AsyncClient(follow_redirects=True) as client:
+            async with http_client(follow_redirects=True) as client:
                 shown = await client.get(link)
                 assert (shown.status_code, str(shown.url)) == (200, page.url + expected)
         assert (await opened(page.url))[:2] == (0, f"{page.url}/page")

@@ -19,6 +19,7 @@ from keyloft.http.origins import Origins
 from keyloft.http.replies import TEXT_TYPE, HttpReply
 from keyloft.http.token_file import ValidTokens
 from keyloft.http.tokens import AccessToken, TokenScope, admin_token, digest_of
+from tests.support.http import http_client
 
 LONGEST_SECONDS = 30.0
 ADMIN_TOKEN = "kl_test-admin-token"
@@ -128,7 +129,7 @@ async def running_api(
     _, port = await listener.start("127.0.0.1", port)
     url, authorization = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {ADMIN_TOKEN}"}
     try:
-        async with httpx.AsyncClient(base_url=url, headers=authorization, timeout=LONGEST_SECONDS) as client:
+        async with http_client(url, headers=authorization, timeout=LONGEST_SECONDS) as client:
             yield RunningApi(context, listener, port, client)
     finally:
         listener.stop_accepting()

@@ -16,6 +16,7 @@ from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.semantic import SemanticService, SemanticStore
 from keyloft.tuples.store import Store
 from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, RunningApi, running_api, scoped_token
+from tests.support.http import http_client
 from tests.support.plugin_files import locked
 
 KV, SEMANTIC = "http.kv", "http.semantic"
@@ -48,7 +49,7 @@ class ServedOverHttp:
         """A client with a token, and as many connections as it has requests."""
         headers = {"authorization": f"Bearer {token}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=LONGEST_SECONDS, limits=limits)
+        return http_client(self.url, headers=headers, timeout=LONGEST_SECONDS, limits=limits)
 
     async def over_nats(self, subject: str, payload: Any) -> Any:
         """The reply to a request; the subject is one of db.kv or db.semantic."""

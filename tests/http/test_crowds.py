@@ -14,6 +14,7 @@ import pytest
 from keyloft.plugins import DatabaseClient
 from tests.http.api import Events
 from tests.server.test_serve import LONGEST_SECONDS, Serving, serving
+from tests.support.http import http_client
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ async def service(folder: Path, *flags: str) -> AsyncIterator[tuple[Serving, htt
         url = str(re.findall(r"http://[\d.]+:\d+", served.log)[0])
         headers = {"authorization": f"Bearer {TOKEN}"}
         async with (
-            httpx.AsyncClient(base_url=url, headers=headers, timeout=LONGEST_SECONDS) as client,
+            http_client(url, headers=headers, timeout=LONGEST_SECONDS) as client,
             await DatabaseClient.connect(served.nats, plugin_name="trivia") as plugin,
         ):
             yield served, client, plugin

@@ -13,6 +13,7 @@ import pytest
 
 from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, running_api
 from tests.support.fork_server import ForkedProcess
+from tests.support.http import http_client
 from tests.support.node import ROOT, installed
 from tests.support.ports import free_port
 
@@ -60,7 +61,7 @@ async def test_it_gets_changes_and_resumes_by_itself_after_the_service_was_kille
         return ForkedProcess(arguments, cwd=ROOT, stderr=subprocess.DEVNULL)
 
     url, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {ADMIN_TOKEN}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=LONGEST_SECONDS) as client:
+    async with http_client(url, headers=headers, timeout=LONGEST_SECONDS) as client:
 
         async def put(key: str) -> str:
             async with asyncio.timeout(LONGEST_SECONDS):

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import httpx
-
 from keyloft import limits
 from keyloft.http.meters import STATUS_CLASSES, HttpMeters
 from keyloft.plugins import BotDatabase
@@ -12,6 +10,7 @@ from keyloft.plugins.usage import PluginUsage
 from keyloft.server.metrics import Metrics
 from tests.http.api import running_api
 from tests.http.services import until
+from tests.support.http import http_client
 
 
 def counted(meters: HttpMeters) -> dict[str, dict[str, int]]:
@@ -76,7 +75,7 @@ async def test_all_routes_are_shown_to_prometheus_in_a_bounded_number_of_series(
         assert "p_http_connections 1" in lines
         assert "p_http_watches 0" in lines
         assert "p_http_refused_connections_total 0" in lines
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{api.port}") as client:
+        async with http_client(f"http://127.0.0.1:{api.port}") as client:
             for number in range(50):
                 await client.request(f"M{number}" if number % 2 else "GET", f"/v1/{number}/x?y={number}")
         shown = [line for line in (await metrics.render()).decode().splitlines() if line.startswith("p_http")]

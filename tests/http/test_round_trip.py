@@ -63,7 +63,9 @@ def client() -> Iterator[httpx.Client]:
     assert started.wait(LONGEST_SECONDS)
     headers = {"authorization": f"Bearer {ADMIN_TOKEN}"}
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{ports[0]}", headers=headers, timeout=LONGEST_SECONDS) as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{ports[0]}", headers=headers, timeout=LONGEST_SECONDS, verify=False
+        ) as client:
             yield client
     finally:
         ended.set()

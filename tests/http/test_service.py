@@ -20,6 +20,7 @@ from keyloft.http.tokens import declaration, new_token
 from keyloft.server.config import Config
 from keyloft.server.http_service import HttpService
 from tests.server.test_serve import LONGEST_SECONDS, Serving, serving
+from tests.support.http import http_client
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ async def curl(*arguments: str) -> str:
 async def test_the_token_that_is_made_at_the_start_opens_the_api(tmp_path: Path) -> None:
     async with serving(tmp_path, "--nats-port", "0", "--http-make-token", "yes") as served:
         [(url, token)] = re.findall(r"page +(http://[\d.:]+)/\?token=(\S+)", served.log)
-        async with httpx.AsyncClient(base_url=url, headers=headers_of(token), timeout=LONGEST_SECONDS) as client:
+        async with http_client(url, headers=headers_of(token), timeout=LONGEST_SECONDS) as client:
             assert (await client.put("/v1/kv/users/alice", json={"name": "Alice"})).status_code == 201
             assert (await client.get("/readyz")).text == "ready\n"
             assert (await client.get("/v1/info")).json()["version"] == keyloft.__version__
@@ -136,7 +137,7 @@ async def test_what_was_acknowledged_under_load_is_there_afterwards(tmp_path: Pa
     acknowledged: dict[str, int] = {}
     async with serving(tmp_path, "--nats-port", "0", "--http-token", TOKEN) as served:
         async with (
-            httpx.AsyncClient(base_url=url_of(served), headers=headers_of(), timeout=LONGEST_SECONDS) as client,
+            http_client(url_of(served), headers=headers_of(), timeout=LONGEST_SECONDS) as client,
             client.stream("GET", "/v1/watch?prefix=w") as stream,
         ):
             writers = [asyncio.create_task(writing(client, writer, acknowledged)) for writer in range(8)]

@@ -19,6 +19,7 @@ import keyloft
 from keyloft import U64, Entry
 from keyloft.core.records import Record
 from keyloft.tuples.entries import entry_of
+from tests.support.http import http_client
 
 EXPIRY = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 ENTRY: Entry = Entry(("users", 1), {"name": "Alice"}, 7, EXPIRY)
@@ -74,7 +75,7 @@ async def test_fastapi_answers_with_entries_of_every_kind(separate: bool) -> Non
         return [entry for entry, _, _ in KINDS]
 
     expected = [shown(*kind) for kind in KINDS]
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+    async with http_client("http://localhost", transport=httpx.ASGITransport(app)) as client:
         for path in ("/bare", "/typed", "/any"):
             assert [(await client.get(path, params={"at": at})).json() for at in range(len(KINDS))] == expected
         for path in ("/bare-list", "/typed-list", "/any-list"):

@@ -23,6 +23,7 @@ from keyloft.semantic import SemanticStore
 from keyloft.semantic.monitoring import Signals
 from keyloft.tuples.store import Store
 from tests.http.api import ADMIN_TOKEN, LONGEST_SECONDS, StillPages
+from tests.support.http import http_client
 
 
 class RunningPage:
@@ -38,7 +39,7 @@ class RunningPage:
     @asynccontextmanager
     async def client(self, token: str | None = ADMIN_TOKEN) -> AsyncIterator[httpx.AsyncClient]:
         """A browser's worth of cookies; logged in with a token, unless it is None."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=LONGEST_SECONDS) as client:
+        async with http_client(self.url, timeout=LONGEST_SECONDS) as client:
             if token is not None:
                 answer = await client.get("/", params={"token": token})
                 assert (answer.status_code, answer.headers["location"]) == (303, "/page")
