@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import apsw
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 import keyloft
 from keyloft.http.tokens import declaration
@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.blocks_the_loop]
 LONGEST_SECONDS = 30.0
 TOKENS = {"admin": ["admin"], "reader": ["read:kv", "read:plugin/*", "read:tenant/*"], "guest": ["admin"]}
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+SCREEN: Final[ViewportSize] = {"width": 1280, "height": 720}
+"""Of a new page."""
 OF_PROJECT = "tenant=acme&project=web"
 OF_LAB = "tenant=acme&project=lab"
 LAB = "tenant/acme/project/lab/"
@@ -140,30 +142,55 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageService]:
     made.stop()
 
 
+class BrowserPages:
+    """A browser, and pages of it that were used and cleared: to make one takes half a second of a processor."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.browser = browser
+        self._cleared: list[Page] = []
+
+    def take(self) -> Page:
+        return self._cleared.pop() if self._cleared else self.browser.new_context().new_page()
+
+    def give_back(self, page: Page) -> None:
+        """Of what a page can leave behind, the admin page uses cookies alone."""
+        page.goto("about:blank")
+        assert page.viewport_size == SCREEN
+        page.context.clear_cookies()
+        self._cleared.append(page)
+
+
 @pytest.fixture(scope="module")
-def browser(service: PageService) -> Iterator[Browser]:
+def browser(service: PageService) -> Iterator[BrowserPages]:
     with chromium() as started:
-        yield started
+        yield BrowserPages(started)
 
 
 class BrowserTab:
     """A page of the browser, and all that went wrong or over the network on it."""
 
-    def __init__(self, context: BrowserContext, service: PageService) -> None:
-        self.page: Page = context.new_page()
+    def __init__(self, page: Page, service: PageService) -> None:
+        self.page = page
         self.page.set_default_timeout(1000 * LONGEST_SECONDS)
         self.failures: list[str] = []
         self.requests: list[str] = []
-        self.bodies: list[str] = []
         self._url = service.url
-        self.page.on("pageerror", lambda error: self.failures.append(str(error)))
-        self.page.on("console", lambda message: self._console(message.type, message.text))
-        self.page.on("dialog", lambda dialog: self.failures.append(dialog.message))
-        self.page.on("request", lambda request: self.requests.append(request.url))
+        self._listeners: dict[str, Callable[[Any], None]] = {
+            "pageerror": lambda error: self.failures.append(str(error)),
+            "console": lambda message: self._console(message.type, message.text),
+            "dialog": lambda dialog: self.failures.append(dialog.message),
+            "request": lambda request: self.requests.append(request.url),
+        }
+        for event, listener in self._listeners.items():
+            self.page.on(cast(Any, event), listener)
 
     def _console(self, kind: str, text: str) -> None:
         if kind == "error" and "status of" not in text:
             self.failures.append(text)
+
+    def close(self) -> None:
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
 
     def open(self, path: str) -> str:
         """Go to an address of the page; returns its source."""
@@ -173,38 +200,34 @@ class BrowserTab:
 
 
 @contextmanager
-def opened(browser: Browser, service: PageService, token: str | None = "admin", **options: Any) -> Iterator[BrowserTab]:
+def opened(
+    browser: BrowserPages, service: PageService, token: str | None = "admin", *, runs_scripts: bool = True
+) -> Iterator[BrowserTab]:
     """A page of a browser without cookies; logged in with a token, unless it is None."""
-    context = browser.new_context(**options)
+    page = browser.take() if runs_scripts else browser.browser.new_context(java_script_enabled=False).new_page()
     expect.set_options(timeout=1000 * LONGEST_SECONDS)
+    tab = BrowserTab(page, service)
     try:
-        tab = BrowserTab(context, service)
         if token is not None:
             tab.open(f"/?token=kl_token-of-{token}")
         yield tab
         assert tab.failures == []
         assert [url for url in tab.requests if not url.startswith((service.url, "data:"))] == []
-    finally:
-        context.close()
+    except BaseException:
+        page.context.close()
+        raise
+    tab.close()
+    if runs_scripts:
+        browser.give_back(page)
+    else:
+        page.context.close()
 
 
 def state(page: Page) -> Any:
     return expect(page.locator("#connection"))
 
 
-def test_every_view_shows_its_data_and_no_values(service: PageService, browser: Browser) -> None:
-    with opened(browser, service) as tab:
-        assert tab.page.url == f"{service.url}/page"
-        for path, text in VIEWS.items():
-            source = tab.open(path)
-            assert text in tab.page.locator("main").inner_text(), path
-            assert [secret for secret in SECRETS if secret in source] == [], path
-            assert [secret for secret in SECRETS if secret in tab.page.content()] == [], path
-            assert "kl_token" not in source
-        assert not any("token=" in url for url in tab.requests[2:])
-
-
-def test_values_are_shown_when_asked_for_and_hidden_again(service: PageService, browser: Browser) -> None:
+def test_values_are_shown_when_asked_for_and_hidden_again(service: PageService, browser: BrowserPages) -> None:
     with opened(browser, service) as tab:
         page = tab.page
         for path, secret, line in (
@@ -226,7 +249,7 @@ def test_values_are_shown_when_asked_for_and_hidden_again(service: PageService, 
         assert not any([secret in service.log for secret in SECRETS])
 
 
-def test_an_open_page_follows_other_processes_unless_it_is_paused(service: PageService, browser: Browser) -> None:
+def test_an_open_page_follows_other_processes_unless_it_is_paused(service: PageService, browser: BrowserPages) -> None:
     with opened(browser, service) as tab:
         page = tab.page
         tab.open("/page/tuples?q=users/")
@@ -247,7 +270,7 @@ def test_an_open_page_follows_other_processes_unless_it_is_paused(service: PageS
         service.command("delete", "users/erin")
 
 
-def test_flags_are_switched_after_a_confirmation(service: PageService, browser: Browser) -> None:
+def test_flags_are_switched_after_a_confirmation(service: PageService, browser: BrowserPages) -> None:
     with opened(browser, service) as tab:
         page = tab.page
         tab.open(f"/page/project/flags?{OF_LAB}")
@@ -270,7 +293,7 @@ def test_flags_are_switched_after_a_confirmation(service: PageService, browser: 
         expect(page.get_by_role("alert")).to_contain_text("VERSION_CONFLICT")
 
 
-def test_locks_are_released_after_a_confirmation(service: PageService, browser: Browser) -> None:
+def test_locks_are_released_after_a_confirmation(service: PageService, browser: BrowserPages) -> None:
     with opened(browser, service) as tab:
         page = tab.page
         tab.open(f"/page/project/locks?{OF_LAB}")
@@ -284,7 +307,7 @@ def test_locks_are_released_after_a_confirmation(service: PageService, browser: 
         assert "no lock is held" in tab.open(stale.removeprefix(service.url))
 
 
-def test_dead_letters_are_retried_and_dropped_after_a_confirmation(service: PageService, browser: Browser) -> None:
+def test_dead_letters_are_retried_and_dropped_after_a_confirmation(service: PageService, browser: BrowserPages) -> None:
     with opened(browser, service) as tab:
         page = tab.page
         tab.open(f"/page/project/dead-letters?{OF_LAB}")
@@ -305,7 +328,7 @@ def test_dead_letters_are_retried_and_dropped_after_a_confirmation(service: Page
         assert re.search(rf"drop dead letter {LAB}dead-letter/[0-9a-f]+", service.log)
 
 
-def test_all_of_it_is_reached_with_the_keyboard_alone(service: PageService, browser: Browser) -> None:
+def test_all_of_it_is_reached_with_the_keyboard_alone(service: PageService, browser: BrowserPages) -> None:
     with opened(browser, service, None) as tab:
         page = tab.page
         tab.open("/page/tuples")
@@ -341,12 +364,19 @@ def tab_to(page: Page, name: str) -> None:
     raise AssertionError(f"Tab does not reach {name}")
 
 
-def test_every_view_fits_every_screen_and_is_accessible(service: PageService, browser: Browser) -> None:
+def test_every_view_shows_its_data_and_no_values_fits_every_screen_and_is_accessible(
+    service: PageService, browser: BrowserPages
+) -> None:
     axe = (installed(Path(__file__).parent / "axe") / "node_modules" / "axe-core" / "axe.min.js").read_text()
     with opened(browser, service) as tab:
         page = tab.page
-        for path in ("/page/login", *VIEWS):
-            tab.open(path)
+        assert page.url == f"{service.url}/page"
+        for path, text in {"/page/login": "Token", **VIEWS}.items():
+            source = tab.open(path)
+            assert text in page.locator("main").inner_text(), path
+            assert [secret for secret in SECRETS if secret in source] == [], path
+            assert [secret for secret in SECRETS if secret in page.content()] == [], path
+            assert "kl_token" not in source
             for width in (360, 800, 1920):
                 page.set_viewport_size({"width": width, "height": 800})
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, path
@@ -360,6 +390,8 @@ def test_every_view_fits_every_screen_and_is_accessible(service: PageService, br
             if path.endswith(("/login", "/page", OF_PROJECT, "to=on")):
                 assert accessibility_faults(page, "['color-contrast']") == [], path
             page.emulate_media(color_scheme="light")
+        assert not any("token=" in url for url in tab.requests[2:])
+        page.set_viewport_size(SCREEN)
 
 
 BACKGROUND = "getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]"
@@ -373,7 +405,7 @@ def accessibility_faults(page: Page, rules: str) -> list[tuple[str, list[str]]]:
     return [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
 
 
-def test_what_others_chose_is_text_and_never_code(service: PageService, browser: Browser) -> None:
+def test_what_others_chose_is_text_and_never_code(service: PageService, browser: BrowserPages) -> None:
     with opened(browser, service) as tab:
         page = tab.page
         for path in (
@@ -417,13 +449,13 @@ class ForeignPage(http.server.BaseHTTPRequestHandler):
         """Prints nothing."""
 
 
-def test_a_page_of_another_origin_can_change_nothing(service: PageService, browser: Browser) -> None:
+def test_a_page_of_another_origin_can_change_nothing(service: PageService, browser: BrowserPages) -> None:
     ForeignPage.target = service.url
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ForeignPage) as foreign:
         serving = threading.Thread(target=foreign.serve_forever)
         serving.start()
         try:
-            context = browser.new_context()
+            context = browser.browser.new_context()
             page = context.new_page()
             page.goto(f"{service.url}/?token=kl_token-of-admin")
             for host in ("127.0.0.1", "localhost"):  # the same site, and another one
@@ -438,8 +470,8 @@ def test_a_page_of_another_origin_can_change_nothing(service: PageService, brows
             serving.join()
 
 
-def test_reading_needs_no_script(service: PageService, browser: Browser) -> None:
-    with opened(browser, service, "reader", java_script_enabled=False) as tab:
+def test_reading_needs_no_script(service: PageService, browser: BrowserPages) -> None:
+    with opened(browser, service, "reader", runs_scripts=False) as tab:
         page = tab.page
         page.get_by_role("link", name="Projects").click()
         page.get_by_role("link", name="Checkpoints of acme/web").click()
@@ -454,7 +486,9 @@ def test_reading_needs_no_script(service: PageService, browser: Browser) -> None
         assert "may not write" in tab.open(f"/page/project/flag?{OF_PROJECT}&name=new-ui&to=on")
 
 
-def test_an_open_page_says_when_its_session_or_the_service_has_ended(service: PageService, browser: Browser) -> None:
+def test_an_open_page_says_when_its_session_or_the_service_has_ended(
+    service: PageService, browser: BrowserPages
+) -> None:
     with opened(browser, service, "guest") as tab, opened(browser, service) as other:
         tab.open("/page/plugins")
         state(tab.page).to_have_text("Live")
@@ -472,7 +506,7 @@ def test_an_open_page_says_when_its_session_or_the_service_has_ended(service: Pa
         state(other.page).to_have_text("Live")
 
 
-def test_another_process_uses_the_plugin_that_is_shown(service: PageService, browser: Browser) -> None:
+def test_another_process_uses_the_plugin_that_is_shown(service: PageService, browser: BrowserPages) -> None:
     """Counters, keys and errors of a plugin follow its requests over NATS."""
     address = service.logs[-1].nats
     with opened(browser, service) as tab:
