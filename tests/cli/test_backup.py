@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.cli.commands import LONGEST_SECONDS, ON_A_FILE, SURROUNDINGS, WITHOUT
 from tests.faults.children import child
 from tests.faults.moves import Chain, after, chains, contents_of, made_in
 from tests.support.everything import filled, run_sql, stored
+from tests.support.fork_server import PipedProcess
 from tests.support.postgres_proxy import Message, proxy
 
 WRITERS = 2
@@ -59,16 +60,9 @@ async def fill_up(url: str) -> None:
             await kv.set(("large", number), os.urandom(2**19))
 
 
-@contextmanager
-def started(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A command that runs; it is killed if it outlives the block."""
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-m", "keyloft", *arguments]
-    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def started(environment: dict[str, str], *arguments: str) -> PipedProcess:
+    """A command that runs."""
+    return PipedProcess(["-m", "keyloft", *arguments], env=environment)
 
 
 def until(is_so: Callable[[], Any]) -> None:
@@ -214,8 +208,7 @@ class TestBackup:
             with started(environment, "backup", str(place / "nightly.db"), "--force") as backup:
                 until(lambda: _sizes(place) or backup.poll() is not None)
                 backup.send_signal(end)
-                _, stderr = backup.communicate(timeout=LONGEST_SECONDS)
-            return backup.returncode, stderr
+                return backup.wait(LONGEST_SECONDS), backup.stderr.read()
 
         code, stderr = midway(ended, lambda: (place / "nightly.db").write_text("the one of yesterday"))
         assert (place / "nightly.db").read_text() == "the one of yesterday"
@@ -374,7 +367,7 @@ class TestRestore:
             with started(environment, "restore", str(place / "nightly.db"), "--replace", "--yes") as restore:
                 until(lambda: _writes(url) or restore.poll() is not None)
                 restore.kill()
-            return restore.returncode, ""
+                return restore.wait(LONGEST_SECONDS), ""
 
         prepare()
         midway(killed, prepare)

@@ -24,6 +24,7 @@ from keyloft.cli.app import all_commands
 from tests.cli.commands import LONGEST_SECONDS, SURROUNDINGS, Keyloft, run_command
 from tests.server.test_serve import Serving
 from tests.support import fork_server
+from tests.support.fork_server import PipedProcess
 
 
 @pytest.fixture
@@ -341,14 +342,9 @@ class TestPlugin:
     def test_a_reader_that_has_seen_enough_is_no_error(self, nats: str) -> None:
         reading, writing = os.pipe()
         os.close(reading)
-        with os.fdopen(writing) as closed:
-            done = subprocess.run(
-                [sys.executable, "-m", "keyloft", "plugin", "list", "listing", "--nats", nats],
-                stdout=closed,
-                stderr=subprocess.PIPE,
-                timeout=LONGEST_SECONDS,
-            )
-        assert (done.returncode, done.stderr) == (0, b"")
+        command = ["-m", "keyloft", "plugin", "list", "listing", "--nats", nats]
+        with os.fdopen(writing) as closed, PipedProcess(command, stdout=closed) as listing:
+            assert (listing.wait(LONGEST_SECONDS), listing.stderr.read()) == (0, "")
 
 
 class TestNatsConfig:

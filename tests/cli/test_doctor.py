@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -37,6 +36,7 @@ from keyloft.server.isolation import ADMIN, SERVICE, Isolation, NatsUser, isolat
 from keyloft.server.nats_process import NatsServer
 from tests.cli.commands import LONGEST_SECONDS, SURROUNDINGS, at_a_terminal, run_command
 from tests.http.api import running_api
+from tests.support.fork_server import PipedProcess, run
 from tests.support.nats import private_server
 from tests.support.postgres import PASSWORD, MortalServer
 from tools.postgres import query
@@ -141,18 +141,13 @@ def test_at_a_terminal_it_is_laid_out(surroundings: Path) -> None:
 def test_an_interruption_ends_it_in_silence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"postgresql://me:secret@127.0.0.1:{silent.getsockname()[1]}/app"
-        waiting = subprocess.Popen(
-            [sys.executable, "-m", "keyloft", "doctor", "--database", address],
-            env={**SURROUNDINGS, **QUIET},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
         silent.settimeout(LONGEST_SECONDS)
-        connection, _ = silent.accept()
-        waiting.send_signal(signal.SIGINT)
-        _, stderr = waiting.communicate(timeout=LONGEST_SECONDS)
+        command = ["-m", "keyloft", "doctor", "--database", address]
+        with PipedProcess(command, env={**SURROUNDINGS, **QUIET}) as waiting:
+            connection, _ = silent.accept()
+            waiting.send_signal(signal.SIGINT)
+            assert (waiting.wait(LONGEST_SECONDS), waiting.stderr.read()) == (130, "")
         connection.close()
-    assert (waiting.returncode, stderr) == (130, b"")
 
 
 @pytest.mark.parametrize("arguments", [("--plugin", "Trivia"), ("--nats-config", "nowhere"), ("--htpp", "off")])
@@ -303,8 +298,7 @@ def test_what_can_not_be_written_is_found() -> None:
             "for name in sys.argv[1:]: print(file_finding(Path(name)))"
         )
         files = [str(folder / part / "app.db") for part in ("open", "closed", "hidden")]
-        command = [sys.executable, "-c", script, *files]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS)
+        done = run(["-c", script, *files])
         (folder / "hidden").chmod(0o755)
     lines = done.stdout.splitlines()
     assert [re.findall("severity='(.*?)'", line) for line in lines] == 3 * [["problem"]], done.stderr

@@ -3,8 +3,6 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from tests.cli.commands import (
     run_command,
 )
 from tests.support.everything import run_sql
+from tests.support.fork_server import PipedProcess
 
 
 @WITHOUT_TABLES
@@ -223,38 +222,22 @@ class TestTerminal:
 def test_a_list_whose_reader_stops_ends_in_silence(run: Keyloft, environment: dict[str, str]) -> None:
     for number in range(3):
         run("set", f"k{number}", json.dumps("x" * 100_000))
-    listing = subprocess.Popen(
-        [sys.executable, "-m", "keyloft", "list"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert listing.stdout is not None
-    assert listing.stderr is not None
-    listing.stdout.read(10)
-    listing.stdout.close()
-    assert listing.wait(LONGEST_SECONDS) == 0
-    assert listing.stderr.read() == b""
-    listing.stderr.close()
+    with PipedProcess(["-m", "keyloft", "list"], env=environment) as listing:
+        listing.stdout.read(10)
+        listing.stdout.close()
+        assert (listing.wait(LONGEST_SECONDS), listing.stderr.read()) == (0, "")
 
 
 def test_changes_are_shown_until_it_is_interrupted(run: Keyloft, environment: dict[str, str]) -> None:
     run("set", "users/alice", "1")
-    watching = subprocess.Popen(
-        [sys.executable, "-m", "keyloft", "watch", "--key", "users/alice"],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert watching.stdout is not None
-    try:
+    with PipedProcess(["-m", "keyloft", "watch", "--key", "users/alice"], env=environment) as watching:
         assert json.loads(watching.stdout.readline())["value"] == 1
         run("set", "users/alice", "2")
         assert json.loads(watching.stdout.readline())["value"] == 2
         run("delete", "users/alice")
         assert json.loads(watching.stdout.readline()) == {"key": "users/alice", "value": None}
-    finally:
         watching.send_signal(signal.SIGINT)
-        _, stderr = watching.communicate(timeout=LONGEST_SECONDS)
-    assert (watching.returncode, stderr) == (130, "")
+        assert (watching.wait(LONGEST_SECONDS), watching.stderr.read()) == (130, "")
 
 
 @WITHOUT_TABLES
@@ -305,9 +288,7 @@ def test_a_watch_begins_with_what_changed_since_a_version(
     version = run("set", "b", "1", *named)[1].strip()
     run("set", "b", "2", *named)
     run("set", "b", "3", "--name", "elsewhere")
-    command = [sys.executable, "-m", "keyloft", "watch", "--since", version, *named]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
+    with PipedProcess(["-m", "keyloft", "watch", "--since", version, *named], env=environment) as child:
         assert json.loads(child.stdout.readline())["value"] == 2
         run("set", "c", "3", *named)
         assert json.loads(child.stdout.readline())["key"] == "c"

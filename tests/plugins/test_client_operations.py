@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from keyloft import InvalidArgument, limits
 from keyloft.plugins import BotDatabase, CurrentValue, DatabaseClient, DatabaseService, PluginEntry, UsedStorage
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.usage import PluginUsage
+from tests.support.fork_server import run
 
 PREFIX = "more.kv"
 
@@ -207,8 +207,7 @@ async def test_an_update_gives_up_after_so_many_conflicts(
 
 @pytest.mark.slow
 async def test_two_processes_that_count_lose_nothing(client: DatabaseClient, nats_url: str) -> None:
-    counting = [await asyncio.create_subprocess_exec(sys.executable, "-c", COUNTING, nats_url) for _ in range(2)]
-    async with asyncio.timeout(120):
-        assert [await process.wait() for process in counting] == [0, 0]
+    counting = [asyncio.to_thread(run, ["-c", COUNTING, nats_url], timeout=120) for _ in range(2)]
+    assert [process.returncode for process in await asyncio.gather(*counting)] == [0, 0]
     counted = DatabaseClient(client.nats, "counting", prefix=PREFIX)
     assert await counted.kv.get_many(["incremented", "updated"]) == {"incremented": 400, "updated": 400}

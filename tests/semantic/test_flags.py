@@ -1,7 +1,6 @@
 """Feature flags: set for everybody, with defaults, and live."""
 
 import asyncio
-import sys
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import keyloft
 from keyloft import InvalidArgument, InvalidKey, ManualClock
 from keyloft.semantic import Semantics, SemanticStore, VersionConflict
 from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, until
+from tests.support.fork_server import run
 
 
 async def test_a_flag_has_its_default_until_it_is_set_and_after_it_is_unset(store: SemanticStore) -> None:
@@ -100,8 +100,7 @@ class TestLive:
         )
         async with asyncio.timeout(PATIENCE_SECONDS), store.flags("acme", "web", {"new-ui": 0}).live() as now:
             changed = asyncio.ensure_future(now.changed())
-            process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, url)
-            assert await process.wait() == 0
+            assert (await asyncio.to_thread(run, ["-c", code, url])).returncode == 0
             await changed
             assert now["new-ui"] == "another"
 

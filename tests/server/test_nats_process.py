@@ -18,6 +18,7 @@ from keyloft import NatsServerFailed
 from keyloft.errors import InvalidArgument, KeyloftError
 from keyloft.server import nats_process
 from keyloft.server.nats_process import NatsServer
+from tests.support.fork_server import PipedProcess
 from tests.support.nats import settled
 
 _LONGEST_SECONDS = 30.0
@@ -310,13 +311,11 @@ asyncio.run(main())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child when its parent ends")
 async def test_it_ends_with_a_parent_that_is_killed() -> None:
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", _PARENT, stdout=asyncio.subprocess.PIPE)
-    assert parent.stdout is not None
-    async with asyncio.timeout(_LONGEST_SECONDS):
-        pid = int(await parent.stdout.readline())
-    assert runs(pid)
-    parent.kill()
-    await parent.communicate()
+    with PipedProcess(["-c", _PARENT]) as parent:
+        async with asyncio.timeout(_LONGEST_SECONDS):
+            pid = int(await asyncio.to_thread(parent.stdout.readline))
+        assert runs(pid)
+        parent.kill()
     await ended(pid)
 
 

@@ -302,7 +302,7 @@ async def test_health_notices_a_lost_table_and_a_lost_file(tmp_path: Path) -> No
 
 def dropped(path: Path) -> None:
     code = "import apsw, sys; apsw.Connection(sys.argv[1]).execute('DROP TABLE plugin_kv_storage')"
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=LONGEST_SECONDS)
+    run(["-c", code, str(path)]).check_returncode()
 
 
 async def test_nats_is_waited_for(tmp_path: Path) -> None:

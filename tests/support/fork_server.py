@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 _ROOT: Final = Path(__file__).parents[2]
 _LAUNCHER: Final = Path(__file__).with_name("launcher.py")
@@ -150,6 +150,29 @@ class ForkedProcess:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class PipedProcess(ForkedProcess):
+    """A copy whose output comes through pipes, as text; it is killed if it outlives the block."""
+
+    def __init__(self, arguments: Sequence[str], **options: Any) -> None:
+        """Start it; the arguments and options are those of `ForkedProcess`."""
+        (stdout, its_stdout), (stderr, its_stderr) = os.pipe(), os.pipe()
+        self.stdout, self.stderr = os.fdopen(stdout, encoding="utf-8"), os.fdopen(stderr, encoding="utf-8")
+        try:
+            super().__init__(arguments, **{"stdout": its_stdout, "stderr": its_stderr, **options})
+        finally:
+            os.close(its_stdout)
+            os.close(its_stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.wait()
+        self.stdout.close()
+        self.stderr.close()
 
 
 def run(

@@ -1,7 +1,6 @@
 """The change log is trimmed by age and by size, a little at each commit, and never loses the version counter."""
 
 import asyncio
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
 from tests.engines.contract.calls import next_of, put, write
+from tests.support.fork_server import run
 
 
 @pytest.fixture(autouse=True)
@@ -134,13 +134,9 @@ asyncio.run(main())
 async def test_two_processes_that_trim_at_once_give_no_version_twice(clock: ManualClock, tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     await (await opened(path, clock)).aclose()
-    processes = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", _TRIMMING, str(path), stdout=asyncio.subprocess.PIPE)
-        for _ in range(2)
-    ]
-    outputs = await asyncio.gather(*[process.communicate() for process in processes])
-    assert [process.returncode for process in processes] == [0, 0]
-    versions = [int(line) for output, _ in outputs for line in output.split()]
+    ended = await asyncio.gather(*[asyncio.to_thread(run, ["-c", _TRIMMING, str(path)]) for _ in range(2)])
+    assert [process.returncode for process in ended] == [0, 0]
+    versions = [int(line) for process in ended for line in process.stdout.split()]
     assert sorted(versions) == [*range(2, 602)]
     connection = apsw.Connection(str(path))
     kept = [version for [version] in connection.execute("SELECT version FROM keyloft_changes ORDER BY version")]
