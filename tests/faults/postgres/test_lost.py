@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from ..moves import Chain, Move, after, chains, contents_of, made_in, make, witn
 T = TypeVar("T")
 
 _LONGEST_SECONDS = 30.0
+_HALF_A_SECOND_OR_MORE = r"(0\.[5-9]|[1-9]\d*(\.\d)?) s"  # a busy machine takes longer, and the message says so
 _OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
 
@@ -312,14 +314,14 @@ async def test_server_that_is_not_there_is_named_together_with_the_reason() -> N
     assert 0.4 < time.monotonic() - began < ENDLESS_SECONDS
     assert f"127.0.0.1:{port}/app" in str(refused.value)
     assert "refused" in str(refused.value) or "Connect call failed" in str(refused.value)
-    assert "0.5 s" in str(refused.value)
+    assert re.search(rf"\b{_HALF_A_SECOND_OR_MORE}", str(refused.value))
     assert "secret" not in str(refused.value)
 
 
 async def test_server_that_says_nothing_is_named() -> None:
     async with silent_port() as port:
         began = time.monotonic()
-        with pytest.raises(keyloft.Unreachable, match=f"127.0.0.1:{port}/app.*0.5 s"):
+        with pytest.raises(keyloft.Unreachable, match=rf"127.0.0.1:{port}/app.*\b{_HALF_A_SECOND_OR_MORE}"):
             await keyloft.open(f"postgresql://me:secret@127.0.0.1:{port}/app", patience=0.5)
         assert 0.4 < time.monotonic() - began < ENDLESS_SECONDS
 
