@@ -215,6 +215,7 @@ async def test_a_backlog_that_a_killed_service_did_not_finish_is_resumed(tmp_pat
     assert found == {f"w/={number}" for number in range(40)}
 
 
+@pytest.mark.slow
 async def test_a_large_event_is_written_to_many_listeners_only_as_there_is_room(
     api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
