@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import keyloft
-from keyloft import CannotOpen, Closed, InvalidArgument, KeyloftError, Store, WrongLoop
+from keyloft import CannotOpen, Closed, Entry, InvalidArgument, KeyloftError, Store, WrongLoop
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
 from tests.support.postgres import database_url
@@ -114,11 +114,24 @@ def test_a_store_belongs_to_its_event_loop(url: str | None) -> None:
     with asyncio.Runner() as own:
         kv = own.run(opened())
         own.run(kv.set(("k",), 1))
-        for work in (kv.get(("k",)), kv.set(("k",), 2), kv.count()):
+
+        async def watched(*keys: tuple[str], prefix: tuple[()] | None = None) -> list[Entry]:
+            return await anext(kv.watch(*keys, prefix=prefix))
+
+        for work in (
+            kv.get(("k",)),
+            kv.set(("k",), 2),
+            kv.count(),
+            watched(("k",)),
+            watched(prefix=()),
+            kv.aclose(),
+        ):
             with pytest.raises(WrongLoop, match=r"asyncio\.run_coroutine_threadsafe") as raised:
-                asyncio.run(work)
+                asyncio.run(asyncio.wait_for(work, 10))
             assert isinstance(raised.value, RuntimeError)
         assert own.run(kv.get(("k",))).value == 1
+        [still] = own.run(watched(("k",)))
+        assert still.value == 1
         own.run(kv.aclose())
 
 
@@ -204,6 +217,20 @@ asyncio.run(main())
     arguments = [sys.executable, "-c", script, str(database_url(database, request, tmp_path, tables=False))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+async def test_a_store_in_memory_is_refused_after_a_fork() -> None:
+    """It would be a second one, whose writes the parent never sees."""
+    async with keyloft.open(sweep_every=None) as kv:
+        await kv.set(("k",), 1)
+        if (child := os.fork()) == 0:
+            try:
+                await kv.get(("k",))
+            except Closed as error:
+                os._exit(0 if "before a fork" in str(error) else 1)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert (await kv.get(("k",))).value == 1
 
 
 async def test_what_newcomers_write_is_answered_with_what_to_write(tmp_path: Path) -> None:

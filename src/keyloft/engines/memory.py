@@ -35,25 +35,26 @@ from keyloft.engines.commit.long_batches import GatheredVerdict, divided, is_lon
 from keyloft.engines.commit.outcomes import committed
 from keyloft.engines.commit.settle import PutRow, SetExpiry, Write, deciding, settle
 from keyloft.engines.commit.submitted import WRITTEN, report
+from keyloft.engines.lifetime import ClosableEngine
 from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.sorted_items import SortedItems
 from keyloft.engines.watches.feed import ChangeFeed, Start
 from keyloft.errors import Closed, DatabaseError, KeyloftError
 
 
-class MemoryEngine:
+class MemoryEngine(ClosableEngine):
     """An engine whose data ends with its process."""
 
     reads_at_once = True
 
     def __init__(self, clock: Clock, history: KeptHistory | None = None) -> None:
+        super().__init__()
         self._clock = clock
         self._tables = {space: _SortedRecords() for space in Space}
         self._version = VERSION_BY_HAND
         self._log = _ChangeLog(history or KeptHistory())
         self._feed = ChangeFeed(self, clock)
         self.location = "memory"
-        self.is_closed = False
         self._store_id = secrets.token_hex(16)
         self._iteration = LoopIteration()
         self._batcher = Batcher(self._start)
@@ -92,27 +93,23 @@ class MemoryEngine:
         return verdict
 
     def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> Submission:
-        self._check_open()
+        self.check_usable()
         if self._must_wait(batch):
             return self._batcher.submit(batch, done)
         asyncio.get_running_loop().call_soon(report, done, self._commit(batch))
         return WRITTEN
 
     def watch(self, *asks: records.Get | records.Scan, since: int | None = None) -> Watch:
-        self._check_open()
+        self.check_usable()
         return self._feed.watch(asks, since, Start(self._version, self._now()))
 
     def follow(
         self, *asks: records.Get | records.Scan, woken: Callable[[], None], since: int | None = None
     ) -> LogWatch:
-        self._check_open()
+        self.check_usable()
         return self._feed.follow(asks, since, woken, Start(self._version, self._now()))
 
-    def health(self) -> None:
-        """There are no servers."""
-
-    async def aclose(self) -> None:
-        self.is_closed = True
+    async def _close(self) -> None:
         await self._batcher.close()
         self._feed.close()
 
@@ -194,8 +191,8 @@ class MemoryEngine:
         return max(self._clock.now(), self._log.last_commit_at)
 
     def _check_open(self) -> None:
-        if self.is_closed:
-            raise Closed
+        if self.refusal is not None:
+            raise Closed(self.refusal)
 
     def _answer(self, ask: records.Ask, now: int) -> object:
         match ask:
