@@ -406,6 +406,29 @@ async def test_a_naive_time_of_the_second_occurrence_is_refused(kv: Store) -> No
     assert (await kv.get(("k",), type=datetime)).value == berlin
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (time(2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")), time),
+        (time(2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"), fold=1), time),
+        ({time(2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))}, set[time]),
+        ({datetime(2026, 10, 25, 2, 30, fold=1)}, set[datetime]),
+        (frozenset({(datetime(2026, 10, 25, 2, 30, fold=1), 1)}), frozenset[tuple[datetime, int]]),
+        ({datetime(2026, 10, 25, 2, 30, fold=1): 1}, dict[datetime, int]),
+    ],
+    ids=["zone of a time", "its fold", "in a set", "fold in a set", "deeper in a set", "key of a dict"],
+)
+async def test_what_python_leaves_out_of_comparisons_of_times_is_not_lost(kv: Store, value: Any, wanted: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"^value(\[0\])?: a (date)?time would not be .* is (not read back|read back without)"):
+        await kv.set(("k",), value, type=wanted)
+
+
+async def test_an_offset_with_seconds_is_refused_with_the_reason(kv: Store) -> None:
+    moment = datetime(2026, 7, 1, tzinfo=timezone(timedelta(hours=1, seconds=5)))
+    with pytest.raises(InvalidValue, match=r"whole minutes: store \.astimezone\(datetime\.UTC\)"):
+        await kv.set(("k",), moment, type=datetime)
+
+
 @pytest.mark.parametrize("fold", [0, 1])
 async def test_a_time_in_a_repeated_hour_is_refused_with_the_reason(kv: Store, fold: int) -> None:
     """Python calls it unequal to the same moment in another zone, so it can't come back equal (PEP 495)."""

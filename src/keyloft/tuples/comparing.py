@@ -6,7 +6,7 @@ A dataclass may have fields with `compare=False`, an attrs class with `eq=False`
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -16,14 +16,15 @@ from keyloft.core.values import shown_place
 
 _WHOLE: Final = frozenset({str, int, bool, float, bytes, type(None)})
 """Types whose `==` compares all there is."""
+_MINUTE: Final = timedelta(minutes=1)
 _OF_TYPES: Final = "the type must have all that the value holds, and compare by content, as a dataclass does"
 _OF_TIMES: Final = (
     "it is in an hour that its time zone repeats or skips; it is read back with an offset instead of the zone, and "
     "Python never calls the two equal: store .astimezone(datetime.UTC)"
 )
-
-
 _OF_FOLDS: Final = "fold=1 is not read back without a time zone: store .astimezone(datetime.UTC)"
+_OF_ZONES: Final = "a time without a date has no offset in that zone, and is read back without the zone: store a datetime"
+_OF_OFFSETS: Final = "an offset is read back in whole minutes: store .astimezone(datetime.UTC)"
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -46,6 +47,8 @@ def difference(value: Any, copy: Any, path: str = "value") -> Difference | None:
     if isinstance(value, dict):
         if value.keys() != copy.keys():
             return Difference(path, type(value).__name__)
+        if (found := _difference_of_keys(value, copy, path)) is not None:
+            return found
         return _difference_of_items(value, [*value.values()], [copy[name] for name in value], path)
     kind: Any = type(value)
     for name in _fields(kind):
@@ -54,12 +57,21 @@ def difference(value: Any, copy: Any, path: str = "value") -> Difference | None:
             continue  # most fields
         if (found := difference(field, other, f"{path}.{name}")) is not None:
             return found
-    if isinstance(value, (datetime, time)) and value.tzinfo is None and value.fold:
-        return Difference(path, kind.__name__, _OF_FOLDS)  # `==` leaves it out
-    if value == copy:
+    if isinstance(value, (datetime, time)):
+        cure = _lost_of_time(value, copy)
+        return None if cure is None else Difference(path, kind.__name__, cure)
+    if value != copy:
+        return Difference(path, kind.__name__)
+    return _difference_of_keys(value, copy, path) if isinstance(value, (set, frozenset)) else None
+
+
+def _difference_of_keys(value: Iterable[Any], copy: Iterable[Any], path: str) -> Difference | None:
+    """The first difference of the items of two equal sets, or of the names of two dicts."""
+    if {*map(type, value)} <= _WHOLE:
         return None
-    cure = _OF_TIMES if isinstance(value, datetime) and _is_repeated(value, copy) else _OF_TYPES
-    return Difference(path, kind.__name__, cure)
+    copies = {item: item for item in copy}
+    differences = (difference(item, copies[item], path) for item in value)
+    return next((found for found in differences if found is not None), None)
 
 
 def _difference_of_items(
@@ -72,6 +84,20 @@ def _difference_of_items(
         if difference(item, copy) is not None:
             return difference(item, copy, path + shown_place(place))
     return None
+
+
+def _lost_of_time(value: datetime | time, copy: datetime | time) -> str | None:
+    """What to do about a part of a time that is not read back; `==` leaves out a fold, and the zone of some times."""
+    offset = value.utcoffset()
+    if value.tzinfo is None and value.fold:
+        return _OF_FOLDS
+    if offset is None and value.tzinfo is not None and copy.tzinfo is None:
+        return _OF_ZONES
+    if value == copy:
+        return None
+    if isinstance(value, datetime) and isinstance(copy, datetime) and _is_repeated(value, copy):
+        return _OF_TIMES
+    return _OF_OFFSETS if offset is not None and offset % _MINUTE else _OF_TYPES
 
 
 def _is_repeated(value: datetime, copy: datetime) -> bool:
