@@ -127,6 +127,14 @@ class TestUpdateOfTuples:
         assert await kv.update(("k",), lambda value: value + 1, 0) == await kv.get(("k",))
         assert (await kv.get(("k",))).value == 1
 
+    async def test_the_value_of_that_entry_is_the_one_that_a_get_returns(self, kv: Store) -> None:
+        stored: list[Any] = ["kept", (1, 2)]
+        entry = await kv.update(("k",), lambda _: stored)
+        assert entry == await kv.get(("k",))
+        assert entry.value == ["kept", [1, 2]]
+        stored.append("later")
+        assert len(entry.value) == 2
+
     async def test_the_default_stays_as_it_is(self, memory: Store) -> None:
         default: dict[str, int] = {}
 

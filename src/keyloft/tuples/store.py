@@ -7,8 +7,6 @@ from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any, Final, Self, TypeVar, overload
 
-from msgspec.structs import replace
-
 from keyloft import limits
 from keyloft.core import keys, values
 from keyloft.core.engine import Engine, shown, write
@@ -246,27 +244,27 @@ class Store(StoreReads):
                 f"fn: expected a function that takes the value and returns the new one, got {fn.__class__.__name__}"
             )
         at, due, codec = keys.encode(key), expiry(expire_in, expire_at), typed.codec_or_none(type)
-        value: Any = None
+        new: Set | None = None
 
         async def decide(record: Record | None) -> Set:
-            nonlocal value
+            nonlocal new
 
             def before() -> Any:
                 return default if record is None else entry_of(self._key(key), record, codec).value
 
             given = deepcopy(default) if record is None else before()
             value = await updated(fn, given, before)
-            return self._set(key, value, type, due, keep_expiry=due == (None, None))
+            new = self._set(key, value, type, due, keep_expiry=due == (None, None))
+            return new
 
         before, done = await change(self.engine, at, decide)
-        assert done is not None, "each attempt writes"
+        assert new is not None and done is not None, "each attempt writes"
         relative, moment = due
         if relative is not None:
             moment = done.at + relative
         elif moment is None and before is not None:
             moment = before.expires_at
-        stored = entry_of(self._key(key), Record(at, b"0", 0, done.version, moment))
-        return replace(stored, value=value)
+        return entry_of(self._key(key), Record(at, new.value, new.encoding, done.version, moment), codec)
 
     async def delete_range(
         self, prefix: KeyLike | None = None, *, start: KeyLike | None = None, end: KeyLike | None = None
