@@ -457,7 +457,21 @@ async def test_a_wrong_argument_is_named_with_what_to_pass_instead(memory: Store
         await memory.set(("k",), {"x": U64(1)})
     with pytest.raises(InvalidArgument, match=r"^type: expected a type, got an instance of Entry$"):
         await memory.get(("k",), type=Entry(("secret",)))
+    for call in (memory.get_many, memory.delete_many):
+        with pytest.raises(InvalidKey, match=r"^keys: expected a list of keys"):
+            await call(number)
+    nothing: Any = None
+    with pytest.raises(InvalidKey, match=r"^prefix: expected a tuple of parts, got NoneType$"):
+        memory.children(nothing)
     assert not await memory.get(("k",))
+
+
+async def test_what_a_generator_of_entries_raises_is_the_caller_s(memory: Store) -> None:
+    with pytest.raises(ValueError, match="could not convert string to float"):
+        await memory.set_many(((text,), float(text)) for text in ("1", "one"))
+    with pytest.raises(TypeError, match=r"^unsupported operand"):
+        await memory.set_many(((1,), None + 1) for _ in range(1))  # type: ignore[operator]
+    assert await memory.count() == 0
 
 
 async def test_a_closed_store_can_t_be_entered() -> None:

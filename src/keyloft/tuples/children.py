@@ -28,6 +28,7 @@ class Children(LazyList[TupleKey]):
         # `within` is a range of keys below the prefix, for a part of its children.
         super().__init__(engine)
         self._engine = engine
+        keys.encode_prefix(prefix)  # refuses None, which a selector takes for no prefix
         self._parts = len(prefix) + 1
         self._selector = within or Selector.of(prefix, None, None, reverse=reverse)
         self._limit = check_limit(limit)

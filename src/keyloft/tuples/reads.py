@@ -231,7 +231,7 @@ def _check_since(since: object) -> None:
 
 def several(many: Iterable[KeyLike]) -> list[KeyLike]:
     """The keys of a call that takes several."""
-    keys = [*many]
-    if keys and not isinstance(keys[0], (tuple, list)):
+    keys = [*many] if isinstance(many, Iterable) else None
+    if keys is None or (keys and not isinstance(keys[0], (tuple, list))):
         raise InvalidKeyType("keys: expected a list of keys, each a tuple, as in get_many([key, other_key])")
     return keys

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any, Final, Self, TypeVar, overload
@@ -341,10 +340,15 @@ def _columns(
         return [*entries], [*entries.values()]
     wanted: list[KeyLike] = []
     given: list[object] = []
-    with suppress(TypeError, ValueError):
-        for key, value in entries:
+    if isinstance(entries, Iterable):
+        for pair in entries:  # what a caller's own generator raises is not caught
+            try:
+                key, value = pair
+            except (TypeError, ValueError):
+                break
             wanted.append(key)
             given.append(value)
-        if str not in set(map(type, wanted)):
-            return wanted, given
+        else:
+            if str not in set(map(type, wanted)):
+                return wanted, given
     raise InvalidArgument("entries: expected a dict, or pairs of a key and a value, as in {key: value, other_key: 1}")
