@@ -21,7 +21,7 @@ from keyloft.clock import Clock, ManualClock
 from keyloft.core.drivers import OnThisThread
 from keyloft.core.driving import SyncList
 from keyloft.core.sweeper import sweep_regularly
-from keyloft.core.urls import DatabaseUrl, shown_url
+from keyloft.core.urls import DatabaseUrl, check_reads, shown_url
 from keyloft.core.values import U64
 from keyloft.engines import (
     KeptHistory,
@@ -143,6 +143,8 @@ def open_sync(
     name: str | None = None,
     history_seconds: float = limits.HISTORY_SECONDS,
     history_mib: float = limits.HISTORY_MIB,
+    reads: Literal["primary", "standby"] | None = None,
+    max_lag: float | None = None,
     token: str | None = None,
     clock: Clock | None = None,
 ) -> SyncStore:
@@ -160,6 +162,8 @@ def open_sync(
         name: One of several stores in the same database, made by its first write; None is the unnamed one.
         history_seconds: How long the change log keeps what changed, at least.
         history_mib: How large the change log may grow, in MiB.
+        reads: As for `open`.
+        max_lag: As for `open`.
         token: As for `open`.
         clock: Another clock, for tests of expiry.
 
@@ -173,6 +177,7 @@ def open_sync(
                 print(entry.key, entry.value)
     """
     _check_options(max_value_bytes, sweep_every, patience, clock)
+    check_reads(reads, max_lag)
     history = KeptHistory.of(history_seconds, history_mib)
     database, store_name = _store_in(url, name, token, clock)
 
@@ -186,6 +191,8 @@ def open_sync(
             name=name,
             history_seconds=history_seconds,
             history_mib=history_mib,
+            reads=reads,
+            max_lag=max_lag,
             token=token,
             clock=clock,
         )

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,18 @@ def test_synchronous_names_and_signatures_are_those_of_the_asynchronous_ones() -
     """If not: `scripts/reference` writes them again."""
     for path, wanted in sync_classes.modules().items():
         assert sync_classes.shape(path.read_text()) == sync_classes.shape(wanted), path
+
+
+def test_open_sync_takes_the_arguments_of_open_but_sync(url: str | None) -> None:
+    arguments = dict(inspect.signature(keyloft.open).parameters)
+    del arguments["sync"]
+    assert dict(inspect.signature(keyloft.open_sync).parameters) == arguments
+    wrong: Any = "nearest"
+    with pytest.raises(keyloft.InvalidArgument, match=r"^reads: "):
+        keyloft.open_sync(url, reads=wrong)
+    with keyloft.open_sync(url, reads="standby", max_lag=1) as kv:
+        kv.set(("k",), 1)
+        assert kv.get(("k",)).value == 1
 
 
 def test_every_name_of_a_store_is_there() -> None:
