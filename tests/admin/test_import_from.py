@@ -1,10 +1,13 @@
 """Files of diskcache, sqlitedict and shelve: plain data arrives, and no pickle runs code."""
 
+import asyncio
 import collections
 import json
+import os
 import pickle
 import shelve
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +124,63 @@ class TestDiskcache:
             "'missing': can't be read (FileNotFoundError)",
         )
 
+    async def test_neither_a_pipe_nor_a_file_beyond_every_limit_is_read(self, tmp_path: Path, app: Path) -> None:
+        with diskcache.Cache(str(tmp_path / "cache")) as cache:
+            for key in ("pipe", "large", "fine"):
+                cache[key] = key * 20_000
+        os.mkfifo(tmp_path / "cache" / "pipe")
+        with (tmp_path / "cache" / "large").open("wb") as large:
+            large.truncate(4 * 2**30)
+        file = str(tmp_path / "cache" / "cache.db")
+        run_sql(file, "UPDATE Cache SET filename = key WHERE key IN ('pipe', 'large')")
+        report = await asyncio.wait_for(refused("diskcache", tmp_path / "cache", app), 30)
+        assert report.new == 1
+        assert report.refusals == (
+            "'pipe': names something that is not a plain file",
+            "'large': has a file of more than 536,870,912 bytes",
+        )
+
+    async def test_odd_rows_are_refused_one_by_one(self, tmp_path: Path, app: Path) -> None:
+        with diskcache.Cache(str(tmp_path / "cache")) as cache:
+            for key in ("far", "when", "bad", "mode", "fine"):
+                cache[key] = 1
+        for change in (
+            "expire_time = 1e300 WHERE key = 'far'",
+            "expire_time = 'soon' WHERE key = 'when'",
+            "value = CAST(x'22ff22' AS TEXT) WHERE key = 'bad'",
+            "mode = char(27) || 'x' WHERE key = 'mode'",
+        ):
+            run_sql(str(tmp_path / "cache" / "cache.db"), f"UPDATE Cache SET {change}")
+        report = await refused("diskcache", tmp_path / "cache", app)
+        assert report.refusals == (
+            "'when': can't be read (TypeError)",
+            "'bad': value: holds a lone surrogate, which is not Unicode text",
+            "'mode': is stored in a mode that is not known, '\\x1bx'",
+        )
+        assert await stored(app) == {("far",): 1, ("fine",): 1}
+
+    async def test_json_that_nests_too_deep_is_refused(self, tmp_path: Path, app: Path) -> None:
+        with diskcache.Cache(str(tmp_path / "json"), disk=diskcache.JSONDisk) as cache:
+            cache["a"] = cache["b"] = 1
+        deep = zlib.compress(b"[" * 100_000).hex()
+        run_sql(str(tmp_path / "json" / "cache.db"), f"UPDATE Cache SET value = x'{deep}' WHERE rowid = 1")
+        assert (await refused("diskcache", tmp_path / "json", app)).refusals == ("'a': can't be read (RecursionError)",)
+        assert await stored(app) == {("b",): 1}
+
+    async def test_of_a_damaged_file_what_can_be_read_arrives(self, tmp_path: Path, app: Path) -> None:
+        with diskcache.Cache(str(tmp_path / "cache")) as cache:
+            for number in range(2000):
+                cache[number] = "x" * 100
+        file = tmp_path / "cache" / "cache.db"
+        run_sql(str(file), "PRAGMA wal_checkpoint(TRUNCATE)")
+        data = bytearray(file.read_bytes())
+        for page in range(30 * 4096, len(data), 4096):
+            data[page : page + 8] = b"\xff" * 8
+        file.write_bytes(data)
+        report = await refused("diskcache", tmp_path / "cache", app)
+        assert 0 < report.new < 2000
+        assert report.refusals[-1].startswith("the rest of cache.db: can't be read with SQLite: ")
+
 
 class TestSqlitedict:
     async def test_json_arrives_and_pickles_with_trust(self, tmp_path: Path, app: Path) -> None:
@@ -156,7 +216,31 @@ class TestSqlitedict:
         assert report.refused == 2
 
 
+    async def test_what_is_not_text_is_refused(self, tmp_path: Path, app: Path) -> None:
+        file = tmp_path / "dict.sqlite"
+        with sqlitedict.SqliteDict(str(file), encode=json.dumps, decode=json.loads) as of_json:
+            of_json["a"] = of_json["b"] = of_json["c"] = 1
+            of_json.commit()
+        run_sql(str(file), "UPDATE unnamed SET key = CAST(x'ff' AS TEXT) WHERE key = 'a'")
+        run_sql(str(file), "UPDATE unnamed SET value = CAST(x'22ff22' AS TEXT) WHERE key = 'b'")
+        report = await refused("sqlitedict", file, app)
+        assert report.refusals == (
+            "'\\udcff': key: part 1 holds a lone surrogate, which is not Unicode text",
+            "'b': value: holds a lone surrogate, which is not Unicode text",
+        )
+        assert await stored(app) == {("c",): 1}
+
+
 class TestShelve:
+    @pytest.mark.parametrize(
+        "index", ["'a', (0, 5", "f()", "'a', 5", "'a', (-5, 5)", "'a', (0, 1000000000000000)", "'\\ud800', (0, 5)"]
+    )
+    async def test_a_damaged_index_is_refused(self, index: str, tmp_path: Path, app: Path) -> None:
+        (tmp_path / "shelf.dir").write_text(f"'fine', (0, 5)\n{index}\n")
+        (tmp_path / "shelf.dat").write_bytes(pickle.dumps(1))
+        with pytest.raises((InvalidArgument, TransferFailed), match=r"can't be read (as a file of shelve: |\()"):
+            await admin.import_from("shelve", tmp_path / "shelf", app, trust=True)
+
     async def test_every_value_needs_trust(self, tmp_path: Path, app: Path) -> None:
         name = str(tmp_path / "shelf")
         with shelve.open(name) as shelf:
@@ -184,6 +268,15 @@ async def test_what_is_of_another_kind_is_refused_before_a_database_is_made(tmp_
         pass
     with pytest.raises(InvalidArgument, match="database: expected another file"):
         await admin.import_from("sqlitedict", app, app)
+
+
+async def test_a_bare_text_is_no_prefix_and_no_consent(tmp_path: Path, app: Path) -> None:
+    """`tuple("cache")` has five parts, and a text such as "no" is true."""
+    text: Any = "no"
+    with pytest.raises(keyloft.InvalidKey, match=r"^prefix: expected a tuple of parts, got a bare str"):
+        await admin.import_from("diskcache", tmp_path, app, prefix=text)
+    with pytest.raises(InvalidArgument, match=r"^trust: expected True or False, got str$"):
+        await admin.import_from("diskcache", tmp_path, app, trust=text)
 
 
 async def test_damaged_pickles_and_keys_that_meet_are_refused(tmp_path: Path, app: Path) -> None:

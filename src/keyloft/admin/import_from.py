@@ -92,6 +92,8 @@ async def import_from(
     """
     if kind not in _READERS:
         raise InvalidArgument(f"kind: expected one of {', '.join(get_args(ForeignStore))}")
+    if type(trust) is not bool:
+        raise InvalidArgument(f"trust: expected True or False, got {type(trust).__name__}")
     at = Path(source)
     _check_different(at, DatabaseUrl.parse(database).file)
     before = b"" if name is None else keys.store_prefix(check_name(name))
@@ -132,8 +134,8 @@ class _Reading:
 
     def __init__(self, before: bytes, prefix: KeyLike) -> None:
         self._before = before
+        keys.encode_prefix(prefix)  # before it is a tuple: a text would become one of its characters
         self._prefix = tuple(prefix)
-        keys.encode_prefix(self._prefix)
         self._now = time.time_ns() // 1_000_000
         self.entries = 0
         self.expired = 0

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from keyloft import limits
 from keyloft.admin.other_stores.entries import ForeignEntry, NotReadable, RefusedEntry, Unpickle, shown_key
-from keyloft.admin.other_stores.sqlite_files import open_foreign
+from keyloft.admin.other_stores.sqlite_files import open_foreign, rows_of
+from keyloft.core.schema import LAST_MOMENT
 from keyloft.errors import InvalidArgument
 
 _FILE: Final = "cache.db"
+_ROWS: Final = "SELECT key, raw, expire_time, mode, filename, value FROM Cache ORDER BY rowid"
 _RAW, _BINARY, _TEXT, _PICKLE = 1, 2, 3, 4
 """How a value is stored, in the column `mode`."""
 
@@ -39,17 +41,21 @@ def _read_shard(folder: Path, unpickle: Unpickle) -> Iterator[ForeignEntry | Ref
             is_json = _is_of_json_disk(
                 connection.execute("SELECT key, raw FROM Cache ORDER BY rowid LIMIT 1").fetchone()
             )
-            rows = connection.execute("SELECT key, raw, expire_time, mode, filename, value FROM Cache ORDER BY rowid")
+            rows = rows_of(connection, _ROWS, folder / _FILE)
         except sqlite3.Error as error:
             raise InvalidArgument(f"{folder / _FILE} is not a file of diskcache: {error}") from None
-        for key, raw, expire_time, mode, filename, value in rows:
+        for row in rows:
+            if isinstance(row, RefusedEntry):
+                yield row
+                return
+            key, raw, expire_time, mode, filename, value = row
             shown = shown_key(key)
             try:
                 found_key = _key(key, raw, is_json, unpickle)
                 shown = shown_key(found_key)
                 found = _value(folder, mode, filename, value, is_json, unpickle)
-                due = None if expire_time is None else max(0, int(expire_time * 1000))
-            except (NotReadable, OSError, UnicodeDecodeError, ValueError, OverflowError, TypeError) as error:
+                due = None if expire_time is None else max(0, int(min(expire_time * 1000, LAST_MOMENT)))
+            except (NotReadable, OSError, ValueError, TypeError, RecursionError) as error:
                 reason = str(error) if isinstance(error, NotReadable) else f"can't be read ({type(error).__name__})"
                 yield RefusedEntry(shown, reason)
             else:
@@ -78,6 +84,10 @@ def _value(folder: Path, mode: int, filename: str | None, value: Any, is_json: b
         file = (folder / filename).resolve()
         if not file.is_relative_to(folder.resolve()):
             raise NotReadable("names a file outside of the folder")
+        if file.exists() and not file.is_file():  # to read a pipe would never end
+            raise NotReadable("names something that is not a plain file")
+        if file.stat().st_size > limits.LARGEST_VALUE_BYTES:
+            raise NotReadable(f"has a file of more than {limits.LARGEST_VALUE_BYTES:,} bytes")
         value = file.read_bytes()
         if mode == _TEXT:
             value = value.decode()
@@ -87,7 +97,7 @@ def _value(folder: Path, mode: int, filename: str | None, value: Any, is_json: b
         return unpickle(value)
     if mode in (_RAW, _BINARY, _TEXT):
         return value
-    raise NotReadable(f"is stored in a mode that is not known, {mode}")
+    raise NotReadable(f"is stored in a mode that is not known, {shown_key(mode)}")
 
 
 def _inflated(data: bytes) -> Any:

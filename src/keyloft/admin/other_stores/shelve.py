@@ -4,6 +4,7 @@ import dbm
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from keyloft.admin.other_stores.entries import ForeignEntry, NotReadable, RefusedEntry, Unpickle, shown_key
 from keyloft.errors import InvalidArgument
@@ -21,13 +22,23 @@ def read(file: Path, unpickle: Unpickle, table: str | None) -> Iterator[ForeignE
         opened = dbm.open(str(file), "r")  # noqa: SIM115 (closed below)
     except (*dbm.error, OSError, ImportError) as error:
         raise InvalidArgument(f"{file} can't be read as a file of shelve: {error}") from None
+    except Exception as error:  # dbm.dumb reads its index as Python: a damaged one raises almost anything
+        raise InvalidArgument(f"{file} can't be read as a file of shelve: {type(error).__name__}") from None
     with closing(opened) as shelf:
         for raw in list(shelf.keys()):
             assert isinstance(raw, bytes), "dbm has bytes"
-            key = raw.decode(errors="replace")
-            try:
-                yield ForeignEntry(raw.decode(), unpickle(shelf[raw]))
-            except UnicodeDecodeError:
-                yield RefusedEntry(shown_key(key), "has a key that is not text")
-            except NotReadable as error:
-                yield RefusedEntry(shown_key(key), str(error))
+            yield _entry(raw, shelf, unpickle)
+
+
+def _entry(raw: bytes, shelf: Any, unpickle: Unpickle) -> ForeignEntry | RefusedEntry:
+    shown = shown_key(raw.decode(errors="replace"))
+    try:
+        key = raw.decode()
+    except UnicodeDecodeError:
+        return RefusedEntry(shown, "has a key that is not text")
+    try:
+        return ForeignEntry(key, unpickle(shelf[raw]))
+    except NotReadable as error:
+        return RefusedEntry(shown, str(error))
+    except Exception as error:  # of a damaged file, as above
+        return RefusedEntry(shown, f"can't be read ({type(error).__name__})")

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from keyloft.admin.other_stores.entries import ForeignEntry, NotReadable, RefusedEntry, Unpickle, shown_key
-from keyloft.admin.other_stores.sqlite_files import open_foreign
+from keyloft.admin.other_stores.sqlite_files import open_foreign, rows_of
 from keyloft.errors import InvalidArgument
 
 
@@ -29,7 +29,11 @@ def read(file: Path, unpickle: Unpickle, table: str | None) -> Iterator[ForeignE
         if table is not None and table not in tables:
             raise InvalidArgument(f"table: {file} has no such table, but {', '.join(tables)}")
         quoted = (table or tables[0]).replace('"', '""')
-        for key, value in connection.execute(f'SELECT key, value FROM "{quoted}" ORDER BY rowid'):
+        for row in rows_of(connection, f'SELECT key, value FROM "{quoted}" ORDER BY rowid', file):
+            if isinstance(row, RefusedEntry):
+                yield row
+                return
+            key, value = row
             try:
                 yield ForeignEntry(key, unpickle(value) if isinstance(value, bytes) else json.loads(value))
             except NotReadable as error:
