@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -376,3 +378,26 @@ async def test_a_row_that_does_not_match_its_checksum_is_found_and_never_moved(t
     assert (await admin.check(file)).findings == ()
     await admin.copy(file, tmp_path / "copy.db", existing="replace")
     assert run_sql(str(tmp_path / "copy.db"), "SELECT count(*) FROM keyloft_tuples WHERE checksum IS NULL") == [(0,)]
+
+
+@pytest.mark.parametrize("leaving", ["break", "raise KeyError"])
+def test_a_program_that_leaves_the_changes_half_way_ends(leaving: str, tmp_path: Path) -> None:
+    """asyncio closes all generators at once at its end: one that waits for another never ended, or printed errors."""
+    script = f"""
+import asyncio, contextlib, keyloft
+from keyloft import admin
+
+async def main():
+    async with keyloft.open("app.db") as kv:
+        await kv.set_many({{(number,): 1 for number in range(3000)}})
+    async for change in admin.changes("app.db"):
+        {leaving}
+
+with contextlib.suppress(KeyError):
+    asyncio.run(main())
+"""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True
+        )
+        assert done.stderr == ""

@@ -1,6 +1,7 @@
 """Reads the change log: which keys were changed, when and how."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -55,14 +56,37 @@ async def changes(
         if number is not None and number < 0:
             raise InvalidArgument(f"{name}: expected a number from 0 on")
     left = limit
-    async with opened(database) as whole, whole.snapshot() as snapshot:
-        async for some in snapshot.changes(since):
+    found: asyncio.Queue[Sequence[LoggedChange] | Exception | None] = asyncio.Queue(1)
+    # In a task of its own, which closes the database by itself: of a generator that its caller has left half-way, and
+    # of the generators that this one would be waiting for, asyncio closes all at once, in no order.
+    reading = asyncio.create_task(_read(database, since, found), name="keyloft changes")
+    try:
+        while (some := await found.get()) is not None:
+            if isinstance(some, Exception):
+                raise some
             for change in some if left is None else some[:left]:
                 yield _shown(change)
             if left is not None:
                 left -= len(some)
                 if left <= 0:
                     return
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def _read(
+    database: Database, since: int | None, found: "asyncio.Queue[Sequence[LoggedChange] | Exception | None]"
+) -> None:
+    """Hand over the changes in slices; then the error that ended them, or None."""
+    end: Exception | None = None
+    try:
+        async with opened(database) as whole, whole.snapshot() as snapshot:
+            async for some in snapshot.changes(since):
+                await found.put(some)
+    except Exception as error:
+        end = error
+    await found.put(end)
 
 
 def _shown(change: LoggedChange) -> KeyChange:
