@@ -1,7 +1,9 @@
 """Opening a store: which URL leads where, and the error if it leads nowhere."""
 
 import asyncio
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -217,6 +219,16 @@ asyncio.run(main())
     arguments = [sys.executable, "-c", script, str(database_url(database, request, tmp_path, tables=False))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+async def test_a_store_can_t_be_copied_and_the_message_says_what_to_do() -> None:
+    """`multiprocessing` pickles the arguments of a process that it spawns."""
+    with keyloft.open_sync() as sync:
+        async with keyloft.open() as kv:
+            for store in (kv, sync, kv.scoped(("a",)), sync.scoped(("a",)), kv.watch(("a",))):
+                for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+                    with pytest.raises(TypeError, match=r"can't be copied or passed to another process: open the data"):
+                        copied(store)
 
 
 async def test_a_store_in_memory_is_refused_after_a_fork() -> None:

@@ -3,7 +3,19 @@
 from typing import TYPE_CHECKING, NoReturn, Self
 
 
-class AsyncClosing:
+class NoCopies:
+    """What belongs to the process that has opened it: `multiprocessing` and `copy` are told what to do instead."""
+
+    if not TYPE_CHECKING:
+
+        def __reduce__(self) -> NoReturn:
+            raise TypeError(
+                f"this {type(self).__name__} can't be copied or passed to another process: open the database there, by "
+                "its URL"
+            )
+
+
+class AsyncClosing(NoCopies):
     """Closed by `aclose`, or at the end of an `async with`."""
 
     async def __aenter__(self) -> Self:
@@ -23,7 +35,7 @@ class AsyncClosing:
         def __exit__(self, *exc_info: object) -> None: ...
 
 
-class SyncClosing:
+class SyncClosing(NoCopies):
     """Closed by `close`, or at the end of a `with`."""
 
     def __enter__(self) -> Self:
