@@ -215,7 +215,6 @@ class TestSqlitedict:
         report = await refused("sqlitedict", file, app, trust=True)
         assert report.refused == 2
 
-
     async def test_what_is_not_text_is_refused(self, tmp_path: Path, app: Path) -> None:
         file = tmp_path / "dict.sqlite"
         with sqlitedict.SqliteDict(str(file), encode=json.dumps, decode=json.loads) as of_json:

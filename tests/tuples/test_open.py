@@ -241,7 +241,7 @@ async def test_a_store_in_memory_is_refused_after_a_fork() -> None:
             except Closed as error:
                 os._exit(0 if "before a fork" in str(error) else 1)
             os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
         assert (await kv.get(("k",))).value == 1
 
 

@@ -419,7 +419,9 @@ async def test_a_naive_time_of_the_second_occurrence_is_refused(kv: Store) -> No
     ids=["zone of a time", "its fold", "in a set", "fold in a set", "deeper in a set", "key of a dict"],
 )
 async def test_what_python_leaves_out_of_comparisons_of_times_is_not_lost(kv: Store, value: Any, wanted: Any) -> None:
-    with pytest.raises(InvalidValue, match=r"^value(\[0\])?: a (date)?time would not be .* is (not read back|read back without)"):
+    with pytest.raises(
+        InvalidValue, match=r"^value(\[0\])?: a (date)?time would not be .* is (not read back|read back without)"
+    ):
         await kv.set(("k",), value, type=wanted)
 
 

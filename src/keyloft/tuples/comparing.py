@@ -23,7 +23,9 @@ _OF_TIMES: Final = (
     "Python never calls the two equal: store .astimezone(datetime.UTC)"
 )
 _OF_FOLDS: Final = "fold=1 is not read back without a time zone: store .astimezone(datetime.UTC)"
-_OF_ZONES: Final = "a time without a date has no offset in that zone, and is read back without the zone: store a datetime"
+_OF_ZONES: Final = (
+    "a time without a date has no offset in that zone, and is read back without the zone: store a datetime"
+)
 _OF_OFFSETS: Final = "an offset is read back in whole minutes: store .astimezone(datetime.UTC)"
 
 

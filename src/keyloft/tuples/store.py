@@ -257,7 +257,8 @@ class Store(StoreReads):
             return new
 
         before, done = await change(self.engine, at, decide)
-        assert new is not None and done is not None, "each attempt writes"
+        assert new is not None, "each attempt writes"
+        assert done is not None, "each attempt writes"
         relative, moment = due
         if relative is not None:
             moment = done.at + relative
