@@ -1,11 +1,13 @@
 """A file that can't be used is left as it is, and the error says which file, and why."""
 
+import asyncio
 import json
 import os
 import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -91,6 +93,29 @@ async def test_damage_in_the_middle_is_an_error_of_the_read_that_meets_it_and_na
                 pass
         with pytest.raises(keyloft.DatabaseError, match=f"{path} is damaged"):
             await kv.set_many({("made", number): "y" * 200 for number in range(3000)})
+
+
+async def test_writes_that_meet_a_damaged_page_harm_no_other_write_of_their_group(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.db"
+    async with keyloft.open(path) as kv:
+        await kv.set_many({("k", number): "x" * 60 for number in range(2000)})
+    with closing(apsw.Connection(str(path))) as connection:
+        find = "SELECT pageno FROM dbstat WHERE name = 'keyloft_tuples' AND pagetype = 'leaf' ORDER BY path"
+        leaves = [page for (page,) in connection.execute(find)]
+    with path.open("r+b") as file:
+        file.seek((leaves[len(leaves) // 2] - 1) * 4096)
+        file.write(b"\xaa" * 64)
+    async with keyloft.open(path) as kv:
+        read = await asyncio.gather(*[kv.get(("k", number)) for number in range(2000)], return_exceptions=True)
+        lost = [number for number, entry in enumerate(read) if isinstance(entry, keyloft.DatabaseError)]
+        assert 0 < len(lost) < 200
+        for _ in range(5):
+            writes = [kv.set(("k", lost[0]), 1), kv.increment(("count",)), kv.set(("k", 1), 2), kv.delete(("k", lost[1]))]
+            first, *fine, last = await asyncio.gather(*writes, return_exceptions=True)
+            assert isinstance(first, keyloft.DatabaseError)
+            assert isinstance(last, keyloft.DatabaseError)
+            assert [type(one) for one in fine] == [int, int]
+        assert (await kv.get(("count",))).value == 5
 
 
 async def test_missing_folder_is_named(tmp_path: Path) -> None:

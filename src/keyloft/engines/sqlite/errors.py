@@ -18,11 +18,11 @@ FAILS_WHOLE_GROUP: Final = (
     apsw.BusyError,
     apsw.LockedError,
     apsw.ReadOnlyError,
-    apsw.CorruptError,
     apsw.NotADBError,
     apsw.CantOpenError,
 )
-"""Failures of the disk, the file or a lock: if the batches of the group were tried one by one, each would fail, too."""
+"""Failures of the disk, the file or a lock: if the batches of the group were tried one by one, each would fail, too. A
+damaged page is not among them: only batches that use it fail."""
 
 OF_SQLITE: Final = (apsw.Error, UnicodeDecodeError)
 """What a statement may raise: the second, if a text is not UTF-8, because it is damaged or was written by hand."""
