@@ -204,3 +204,14 @@ def test_damaged_keys_are_named(data: str) -> None:
         return
     with pytest.raises(Undecodable, match=bytes.fromhex(data).hex()):
         keys.decode(bytes.fromhex(data))
+
+
+@pytest.mark.parametrize("damage", [None, 7, 1.5, "text"], ids=repr)
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("last", [1, "a", True], ids=repr)
+def test_a_stored_key_that_is_no_longer_bytes_is_undecodable(damage: Any, at: int, last: Part) -> None:
+    """One changed bit of an SQLite row can change the type of its key."""
+    stored: list[Any] = [keys.encode(("k", last))] * 3
+    stored[at] = damage
+    with pytest.raises(Undecodable, match="a stored key is not bytes"):
+        keys.decode_many(stored)

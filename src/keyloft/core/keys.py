@@ -157,6 +157,8 @@ def decode(encoded: bytes) -> TupleKey:
     Raises:
         Undecodable: These bytes are not a key.
     """
+    if not isinstance(encoded, bytes):
+        raise Undecodable("a stored key is not bytes: the database is damaged; run `keyloft check`")
     # The common case, only texts, is decoded at once: 02 is the first byte, and follows every 00 but the last.
     if encoded[:1] == b"\x02" and encoded[-1] == 0:
         try:
@@ -200,9 +202,21 @@ def decode(encoded: bytes) -> TupleKey:
 
 
 def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
-    """The keys of a sorted list. If they differ only in a text or a number at their end, all are decoded at once."""
+    """The keys of a sorted list. If they differ only in a text or a number at their end, all are decoded at once.
+
+    Raises:
+        Undecodable: One of them is not a key.
+    """
     if not many:
         return []
+    with contextlib.suppress(TypeError, AttributeError):  # one of them is not bytes, which `decode` reports
+        if (decoded := _decode_alike(many)) is not None:
+            return decoded
+    return [decode(encoded) for encoded in many]
+
+
+def _decode_alike(many: Sequence[bytes]) -> list[TupleKey] | None:
+    """The keys of a sorted list, if they differ only at their end; else None."""
     *parts, last = decode(many[0])
     if type(last) is int and last >= 0:
         end = len(many[0]) - 1 - (last.bit_length() + 7) // 8
@@ -222,7 +236,7 @@ def decode_many(many: Sequence[bytes]) -> list[TupleKey]:
                 texts = joined.split("\x00")
                 if len(texts) == len(many):
                     return list(zip(*map(repeat, parts), texts, strict=False))
-    return [decode(encoded) for encoded in many]
+    return None
 
 
 def _encode_part(part: object) -> bytes:
