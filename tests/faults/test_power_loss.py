@@ -17,6 +17,9 @@ import pytest
 
 import keyloft
 from keyloft.clock import SystemClock
+from keyloft.core.records import Batch, Committed, Set, Space
+from keyloft.core.values import JSON
+from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.tuples.store import Store
@@ -237,6 +240,37 @@ async def test_failed_sync_refuses_the_write_and_a_power_cut_still_loses_nothing
             assert newest >= run.acknowledged_by(cut), f"acknowledged writes are gone after a cut at {cut}"
             made = made_in(contents, _EVERYONE)
             assert contents == after(made), f"something is there in part after a cut at {cut}"
+
+
+@pytest.mark.parametrize("sync", ["auto", "thread"])
+async def test_a_write_whose_sync_failed_is_unknown_because_a_kill_may_bring_it_back(tmp_path: Path, sync: str) -> None:
+    path, vfs = tmp_path / "before" / _NAME, NotingVFS()
+    path.parent.mkdir()
+    kv = Store(await SqliteEngine.open(SqliteFile(str(path), sync=sync, vfs=vfs.vfs_name), SystemClock()))
+    for _ in range(3):
+        await kv.increment(("count",))
+    vfs.failing_syncs = lambda: True
+    with pytest.raises(keyloft.CommitUnknown, match=f"{path}: the disk failed"):
+        await kv.increment(("count",))
+    assert (await kv.get(("count",))).value == 3
+    left = shutil.copytree(path.parent, tmp_path / "left", ignore=shutil.ignore_patterns("*-shm"))
+    async with keyloft.open(left / _NAME) as found:
+        assert (await found.get(("count",))).value == 4, "SQLite had written all of the commit"
+    vfs.failing_syncs = lambda: False
+    assert await kv.increment(("count",)) == 4
+    await kv.aclose()
+
+
+def test_so_it_is_with_threads(tmp_path: Path) -> None:
+    vfs = NotingVFS()
+    engine = BlockingSqliteEngine(SqliteFile(str(tmp_path / _NAME), vfs=vfs.vfs_name), SystemClock())
+    batch = Batch((Set(Space.TUPLES, b"k", b"1", JSON),))
+    assert isinstance(engine.verdict(batch), Committed)
+    vfs.failing_syncs = lambda: True
+    assert isinstance(engine.verdict(batch), keyloft.CommitUnknown)
+    vfs.failing_syncs = lambda: False
+    assert isinstance(engine.verdict(batch), Committed)
+    engine.close()
 
 
 async def test_power_cut_in_a_checkpoint_of_32_mebibytes_loses_nothing(tmp_path: Path, rng: random.Random) -> None:

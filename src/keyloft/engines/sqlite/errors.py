@@ -10,7 +10,7 @@ from typing import Final
 
 import apsw
 
-from keyloft.errors import Busy, CannotOpen, DatabaseError, DiskFull, NotADatabase, ReadOnly
+from keyloft.errors import Busy, CannotOpen, CommitUnknown, DatabaseError, DiskFull, NotADatabase, ReadOnly
 
 FAILS_WHOLE_GROUP: Final = (
     apsw.FullError,
@@ -63,6 +63,24 @@ def explain(
             return CannotOpen(f"{path} can't be opened: this user may not access it")
     reason = f"{error} ({os.strerror(cause)})" if cause else str(error)
     return DatabaseError(f"{path}: {type(error).__name__}: {reason}")
+
+
+def is_refused_write(error: apsw.IOError) -> bool:
+    """Whether the disk refused a write: then what ends a commit, its last page, is not in the write-ahead log."""
+    # An exception that a VFS in Python raised, in tests, has no such attribute.
+    return getattr(error, "extendedresult", apsw.SQLITE_IOERR) == apsw.SQLITE_IOERR_WRITE
+
+
+def unknown_commit(error: apsw.IOError, path: str) -> CommitUnknown:
+    """The error of a COMMIT that the disk failed to sync.
+
+    SQLite forgets it, but has perhaps written all of it to the write-ahead log. If no later commit overwrites that, the
+    recovery after a crash takes it for committed.
+    """
+    return CommitUnknown(
+        f"{path}: the disk failed to write a commit ({error}): it can't be read now, but may be there if this process is "
+        "killed, or the power fails, before the next write succeeds"
+    )
 
 
 def opened_read_only(path: str) -> ReadOnly:

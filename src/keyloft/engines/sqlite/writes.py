@@ -37,7 +37,7 @@ from keyloft.engines.commit.settle import (
     unread,
     with_values,
 )
-from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE
+from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE, is_refused_write, unknown_commit
 from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, replaced_version, write_expected
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
 from keyloft.engines.sqlite.lone_callers import sync_times
@@ -47,7 +47,7 @@ from keyloft.engines.sqlite.rows import put, put_rows, remove_large
 from keyloft.engines.sqlite.tables import LAYOUTS, LOG, SECOND_LOGGED, TRIM_LOG, bind_set
 from keyloft.engines.sqlite.uncommitted import UncommittedGroup
 from keyloft.engines.sqlite.wal import restarts_log
-from keyloft.errors import DatabaseError
+from keyloft.errors import CommitUnknown, DatabaseError
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class SqliteWriter:
             return
         try:
             self._end(self._begun)
-        except apsw.Error:
+        except (apsw.Error, CommitUnknown):
             self.roll_back()
 
     def take_outcome(self) -> Outcome | None:
@@ -414,8 +414,10 @@ class SqliteWriter:
     def _commit(self, begun: UncommittedGroup) -> None:
         try:
             self._cursor.execute("COMMIT" if begun.has_version else "ROLLBACK")
-        except apsw.Error:
+        except apsw.Error as error:
             self._begun = None  # SQLite may have rolled back, which `outcome` must not take for a commit
+            if isinstance(error, apsw.IOError) and not is_refused_write(error):
+                raise unknown_commit(error, self._file.path) from error
             raise
         if begun.has_version:
             # Now, not later: in the next transaction, even of a read, SQLite may notice another commit.
