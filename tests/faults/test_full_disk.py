@@ -73,6 +73,20 @@ async def test_full_disk_is_named_and_writes_work_again_on_the_same_store_once_t
         assert (await kv.get(("before",))).value == 1
 
 
+async def test_a_write_that_does_not_fit_harms_no_other_write_of_its_group(tmp_path: Path) -> None:
+    vfs = QuotaVFS(left=_PLENTY)
+    kv = Store(await SqliteEngine.open(SqliteFile(str(tmp_path / "full.db"), vfs=vfs.vfs_name), SystemClock()))
+    await kv.set(("before",), 1)
+    vfs.left = 200_000
+    for number in range(3):
+        writes = [kv.set(("large",), bytes(300_000)), kv.set(("small", number), 1), kv.increment(("count",))]
+        large, *small = await asyncio.gather(*writes, return_exceptions=True)
+        assert isinstance(large, keyloft.DiskFull)
+        assert [type(one) for one in small] == [int, int]
+    assert (await kv.get(("count",))).value == 3
+    await kv.aclose()
+
+
 async def test_store_on_a_full_disk_closes_and_keeps_what_was_acknowledged(tmp_path: Path) -> None:
     path = str(tmp_path / "full.db")
     vfs = QuotaVFS(left=200_000)

@@ -13,7 +13,6 @@ import apsw
 from keyloft.errors import Busy, CannotOpen, CommitUnknown, DatabaseError, DiskFull, NotADatabase, ReadOnly
 
 FAILS_WHOLE_GROUP: Final = (
-    apsw.FullError,
     apsw.IOError,
     apsw.BusyError,
     apsw.LockedError,
@@ -22,7 +21,7 @@ FAILS_WHOLE_GROUP: Final = (
     apsw.CantOpenError,
 )
 """Failures of the disk, the file or a lock: if the batches of the group were tried one by one, each would fail, too. A
-damaged page is not among them: only batches that use it fail."""
+damaged page and a full disk are not among them: only batches that use the page fail, and a smaller batch may fit."""
 
 OF_SQLITE: Final = (apsw.Error, UnicodeDecodeError)
 """What a statement may raise: the second, if a text is not UTF-8, because it is damaged or was written by hand."""
