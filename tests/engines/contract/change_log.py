@@ -134,6 +134,24 @@ class ChangeLogContract:
         for log, woken in zip(logs, wakers, strict=True):
             assert [change.version for change in await taken(log, woken, len(expected))] == expected
 
+    async def test_who_follows_the_log_and_falls_behind_gets_no_older_change_after_a_newer_one(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Every slice of the log is dispatched in several steps, and some steps are too much to keep.
+        for name, number in (("WATCH_INLINE_CHANGES", 0), ("WATCH_INLINE_CALLS", 3), ("WATCH_PENDING_KEYS", 3)):
+            monkeypatch.setattr(limits, name, number)
+        log = engine.follow(Scan(A, START, END, 1), woken=lambda: None)
+        await engine.read(Latest())
+        versions = [0]
+        async with asyncio.timeout(LONGEST_SECONDS):
+            for pauses in (1, 2, 3, 4):
+                writes = [asyncio.create_task(write(engine, put(b"%d" % one))) for one in range(40)]
+                while versions[-1] < max([one.result().version if one.done() else 2**53 for one in writes]):
+                    for _ in range(pauses):
+                        await asyncio.sleep(0)
+                    versions += [change.version for change in await log.take()]
+        assert versions == sorted(versions)
+
     async def test_who_follows_the_log_gets_an_expiry_after_the_put_that_it_ends(
         self, engine: Engine, clock: ManualClock
     ) -> None:

@@ -19,6 +19,8 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
     _reads_log_first = True
     _reported_expiries: set[Key] | None = None
     """Keys whose expiry was reported before the log had it, so that it is not reported again once they are swept."""
+    _newest = 0
+    """The version of the last change that was reported. A watch that fell behind may read earlier changes again."""
 
     @property
     def reached(self) -> int | None:
@@ -41,6 +43,8 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
         """Report all changes at once: none has a value."""
         reported: list[LoggedChange] = []
         for change in changes:
+            if 0 < change.version < self._newest:
+                continue
             if not change.version:
                 # If the key has an entry, it was written again meanwhile, and the log has that.
                 [record] = await self._feed.reader.read(Get(self._space, change.key))
@@ -53,6 +57,7 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
                 if self._reported_expiries:
                     self._reported_expiries.discard(change.key)
                 reported.append(change)
+        self._newest = max([self._newest, *[change.version for change in changes]])
         return reported, len(changes)
 
     def _note_expiry(self, key: Key) -> None:
