@@ -1,5 +1,6 @@
 """A bit that changed on the disk is never served as data, and a check finds it."""
 
+import asyncio
 import random
 import shutil
 from collections.abc import Iterator
@@ -125,6 +126,27 @@ async def test_one_damaged_row_hides_no_other(stored: dict[TupleKey, Any], tmp_p
         await kv.set(("text", 2), "again")
         assert (await kv.get(("text", 2))).value == "again"
     assert await problems(path) == sum(damaged) - 1
+
+
+async def test_a_watch_that_is_continued_after_a_damaged_entry_misses_none_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with keyloft.open(path, sweep_every=None) as kv, asyncio.timeout(60):
+        watch = kv.watch(prefix=("k",))
+        version = await kv.set_many({("k", number): f"value {number}" for number in range(5)})
+        with closing(apsw.Connection(str(path))) as connection:
+            connection.execute(
+                "UPDATE keyloft_tuples SET value = CAST('\"value 3\"' AS BLOB) WHERE value = CAST('\"value 2\"' AS BLOB)"
+            )
+        seen: list[TupleKey] = []
+        while len(seen) < 5:
+            try:
+                seen += [entry.key for entry in await anext(watch)]
+            except Undecodable:
+                seen.append(("damaged",))
+            if len(seen) < 5:
+                assert watch.reported_to < version, seen
+        assert seen == [("k", 0), ("k", 1), ("damaged",), ("k", 3), ("k", 4)]
+        assert watch.reported_to == version
 
 
 @pytest.mark.parametrize(("size", "table"), [(100, "keyloft_tuples"), (20_000, "keyloft_tuples_large")])

@@ -32,6 +32,9 @@ class Watching(AsyncClosing, Generic[T]):
         self._watch = engine.watch(*asks, since=since)
         self._whole = isinstance(asks[0], Get)
         self._left: Sequence[Change] = ()
+        """Changes behind a damaged entry, for the next step."""
+        self._reported_before: int | None = None
+        """Up to where all was reported before the step that these belong to."""
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -45,12 +48,14 @@ class Watching(AsyncClosing, Generic[T]):
         None until the database has answered where the watch begins. To continue after a restart, keep it once the
         entries of a step are dealt with.
         """
-        return self._watch.reported_to
+        return self._reported_before if self._left else self._watch.reported_to
 
     def __aiter__(self) -> "Watching[T]":
         return self
 
     async def __anext__(self) -> list[Entry[T]]:
+        if not self._left:
+            self._reported_before = self._watch.reported_to
         changes, self._left = self._left or await self._watch.__anext__(), ()
         entries: list[Entry[T]] = []
         for at, change in enumerate(changes):
