@@ -107,6 +107,19 @@ class BatchContract:
         assert isinstance(after, Committed)
         assert await scan(engine) == [b"after", b"before", b"kept", b"text"]
 
+    async def test_batches_of_one_key_keep_their_order_whether_committed_or_submitted(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "LOOP_ITERATION_SECONDS", 0.0)  # every iteration has lasted too long
+        done = asyncio.get_running_loop().create_future()
+
+        async def submit() -> None:
+            engine.submit(Batch((put(b"k", b"2"),)), done.set_result)
+
+        await asyncio.gather(write(engine, put(b"other")), write(engine, put(b"k", b"1")), submit())
+        assert isinstance(await done, Committed)
+        assert (await stored(engine, b"k")).value == b"2"
+
     # Long batches, which an engine may commit in parts
 
     async def test_a_long_batch_is_decided_in_its_order(self, engine: Engine) -> None:
