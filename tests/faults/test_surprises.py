@@ -187,6 +187,26 @@ async def test_write_to_a_file_that_was_removed_or_replaced_is_never_acknowledge
             await kv.aclose()
 
 
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+async def test_watches_of_a_file_that_was_removed_or_replaced_end_with_an_error(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WATCH_CHECK_SECONDS", 0.05)
+    path = tmp_path / "app.db"
+    async with keyloft.open(tmp_path / "other.db") as other:
+        await other.set(("other",), 1)
+    async with keyloft.open(path) as kv, asyncio.timeout(60):
+        await kv.set(("k",), 1)
+        sync = keyloft.open_sync(path)
+        by_prefix, by_key, by_thread = kv.watch(prefix=()), kv.watch(("k",)), sync.watch(prefix=())
+        assert [entry.value for entry in await anext(by_key)] == [1]
+        path.unlink() if how == "removed" else (tmp_path / "other.db").rename(path)
+        for step in (anext(by_prefix), anext(by_key), asyncio.to_thread(next, by_thread)):
+            with pytest.raises(keyloft.DatabaseError, match=f"{path} was moved, removed or replaced .* watches end"):
+                await step
+        await asyncio.to_thread(sync.close)
+
+
 @pytest.mark.slow
 async def test_batch_of_a_hundred_thousand_sets_is_made_whole_while_others_read_and_write(tmp_path: Path) -> None:
     path = tmp_path / "huge.db"

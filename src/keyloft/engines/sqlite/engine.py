@@ -96,7 +96,7 @@ class SqliteEngine(ClosableEngine):
         self._long_reader: LongReader | None = None
         self._batcher = Batcher(self._start, recovery=self)
         self._feed = ChangeFeed(self, clock)
-        self._poller = Poller(self._feed, self._version_if_idle)
+        self._poller = Poller(self._feed, self._version_if_idle, file.place_check(reader, "watches end"))
         self.connection = writer
         """For tests: the writing connection, which the thread uses while it is lent."""
 

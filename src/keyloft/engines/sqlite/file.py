@@ -151,10 +151,10 @@ class SqliteFile(Struct, frozen=True):
         """The error for the caller: what is wrong with this file, and what to do."""
         return errors.explain(error, self.path, connection, read_only=self.read_only)
 
-    def place_check(self, connection: apsw.Connection) -> Callable[[], None]:
-        """A check before each write that the path still names the file; in WAL mode SQLite does not check that.
+    def place_check(self, connection: apsw.Connection, result: str = "nothing was written") -> Callable[[], None]:
+        """A check that the path still names the file; in WAL mode SQLite does not check that.
 
-        It raises DatabaseError if the file was moved, removed or replaced.
+        It raises DatabaseError if the file was moved, removed or replaced, which says what the result of that is.
         """
         # Made once, because that takes longer than the check itself.
         moved = ctypes.c_int(0)
@@ -163,7 +163,7 @@ class SqliteFile(Struct, frozen=True):
         def check() -> None:
             if control("main", apsw.SQLITE_FCNTL_HAS_MOVED, address) and moved.value:
                 raise DatabaseError(
-                    f"{self.path} was moved, removed or replaced while it was open; nothing was written: open it again"
+                    f"{self.path} was moved, removed or replaced while it was open; {result}: open it again"
                 )
 
         return (lambda: None) if self.in_memory else check

@@ -30,13 +30,13 @@ from keyloft.core.records import (
     Space,
 )
 from keyloft.core.waiting import Job, LoopWaiting, Waiting
-from keyloft.engines.commit.outcomes import Outcome
+from keyloft.engines.commit.outcomes import Outcome, copy
 from keyloft.engines.watches.followed import FollowedLog
 from keyloft.engines.watches.interest import Interest, Registration
 from keyloft.engines.watches.key_watch import KeyWatch
 from keyloft.engines.watches.slices import SharedSlices
 from keyloft.engines.watches.watch import EngineWatch, RangeWatch, WakeCall
-from keyloft.errors import Closed, DatabaseError, HistoryGone, Undecodable
+from keyloft.errors import Closed, DatabaseError, HistoryGone, KeyloftError, Undecodable
 
 logger = logging.getLogger(__name__)
 
@@ -320,12 +320,18 @@ class ChangeFeed(ProcessBound):
             upcoming.append(self._expected_meanwhile)
         self._set_timer(min(upcoming, default=None))
 
+    def fail(self, error: KeyloftError) -> None:
+        """Let every watch end with an error."""
+        with self.lock:
+            if watches := self._interest.watches():
+                logger.error("watches end: %s", error)
+            for watch in watches:
+                watch.fail(copy(error))
+
     async def _fail_all(self, error: Undecodable) -> None:
         """End every watch with an error, because the log is damaged, and what it held is not known."""
-        logger.error("watches end: %s", error)
+        self.fail(error)
         with self.lock:
-            for watch in self._interest.watches():
-                watch.fail(error)
             [latest] = await self.reader.read(Latest())
             self._stand_at(latest)
 

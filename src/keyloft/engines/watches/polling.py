@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 
 from keyloft import limits
 from keyloft.core.waiting import Job
@@ -14,10 +15,20 @@ logger = logging.getLogger(__name__)
 class Poller:
     """Passes the version counter to a feed, while there are watches."""
 
-    def __init__(self, feed: ChangeFeed, read_version: Callable[[], int | None]) -> None:
-        """`read_version` returns the counter; None if reading it is not worth while now."""
+    def __init__(
+        self, feed: ChangeFeed, read_version: Callable[[], int | None], check_place: Callable[[], None]
+    ) -> None:
+        """Poll for a feed.
+
+        Args:
+            feed: Follows the counter.
+            read_version: Returns the counter; None if reading it is not worth while now.
+            check_place: Called once a second; raises DatabaseError if the path now names another database.
+        """
         self._feed = feed
         self._read_version = read_version
+        self._check_place = check_place
+        self._next_check = 0.0
         self._job: Job | None = None
 
     def start(self) -> None:
@@ -44,6 +55,13 @@ class Poller:
     async def _poll(self) -> None:
         while self.goes_on():
             await self._feed.waiting.sleep(limits.WATCH_POLL_SECONDS)
+            try:
+                if (now := monotonic()) >= self._next_check:
+                    self._next_check = now + limits.WATCH_CHECK_SECONDS
+                    self._check_place()
+            except DatabaseError as error:
+                self._feed.fail(error)
+                continue
             try:
                 version = self._read_version()
             except Closed:

@@ -65,7 +65,8 @@ class BlockingSqliteEngine(ProcessBound):
         self.connection.set_busy_handler(self._writer.wait_for_lock)
         self._waiting = ThreadWaiting(self.shared.refuse_reentry)
         self.feed = ChangeFeed(self, clock, self._waiting)
-        self.poller = Poller(self.feed, self._read_version)
+        check_place = file.place_check(self.connection, "watches end")
+        self.poller = Poller(self.feed, self._read_version, lambda: self._locked(check_place))
         self.queue = CommitQueue(self._writer, self.shared, self.feed.committed)
         self._housekeeping = Housekeeping(file, self.shared, self.queue)
         self.queue.finished = self._housekeeping.committed
@@ -248,6 +249,12 @@ class BlockingSqliteEngine(ProcessBound):
                 self.shared.is_in_use = True  # for ever
                 self._file.close(self.connection)
                 self._is_closed = True
+
+    def _locked(self, check: Callable[[], None]) -> None:
+        """Call what uses the writing connection without reading or writing."""
+        with self.shared.lock:
+            if not self._is_closed and self.refusal is None:
+                check()
 
     def _start(self) -> Start:
         return Start(self._read_version(), self._read_time())
