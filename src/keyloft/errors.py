@@ -418,7 +418,7 @@ class Unreachable(DatabaseError, code="UNREACHABLE"):
 
 
 class CommitUnknown(DatabaseError, code="COMMIT_UNKNOWN"):
-    """The connection was lost, or the disk failed, during a commit: all of it was written, or nothing. Read to find out."""
+    """The connection was lost, or the disk failed, in a commit: it was made whole or not at all. Read to find out."""
 
 
 class ClockSetBack(DatabaseError, code="CLOCK_SET_BACK"):

@@ -110,7 +110,12 @@ async def test_writes_that_meet_a_damaged_page_harm_no_other_write_of_their_grou
         lost = [number for number, entry in enumerate(read) if isinstance(entry, keyloft.DatabaseError)]
         assert 0 < len(lost) < 200
         for _ in range(5):
-            writes = [kv.set(("k", lost[0]), 1), kv.increment(("count",)), kv.set(("k", 1), 2), kv.delete(("k", lost[1]))]
+            writes = [
+                kv.set(("k", lost[0]), 1),
+                kv.increment(("count",)),
+                kv.set(("k", 1), 2),
+                kv.delete(("k", lost[1])),
+            ]
             first, *fine, last = await asyncio.gather(*writes, return_exceptions=True)
             assert isinstance(first, keyloft.DatabaseError)
             assert isinstance(last, keyloft.DatabaseError)

@@ -77,8 +77,8 @@ def unknown_commit(error: apsw.IOError, path: str) -> CommitUnknown:
     recovery after a crash takes it for committed.
     """
     return CommitUnknown(
-        f"{path}: the disk failed to write a commit ({error}): it can't be read now, but may be there if this process is "
-        "killed, or the power fails, before the next write succeeds"
+        f"{path}: the disk failed to write a commit ({error}): it can't be read now, but may be there if this process "
+        "is killed, or the power fails, before the next write succeeds"
     )
 
 
