@@ -50,6 +50,7 @@ THE_CHANGE_LOG: Final = (
     "test_who_follows_the_log_gets_each_change_in_order_without_touches",
     "test_many_who_watch_the_same_get_each_change_once",
     "test_who_follows_the_log_gets_an_expiry_after_the_put_that_it_ends",
+    "test_who_follows_the_log_and_falls_behind_gets_no_older_change_after_a_newer_one",
     "test_all_up_to_where_a_follower_of_the_log_has_reached_was_reported",
 )
 WHAT_HAS_EXPIRED: Final = (
