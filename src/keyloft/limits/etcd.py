@@ -81,17 +81,14 @@ loss, the process that won the last race wins the next ones, too."""
 ETCD_RACE_PAUSES: Final = (0.001, 0.05)
 """The first and the longest pause after each further one; they double, at random."""
 
-ETCD_TURN_SECONDS: Final = 0.05
-"""For how long one of several processes that write commits, before it lets another one do so."""
-
-ETCD_HANDOVER_SECONDS: Final = 0.015
-"""How long it waits after that for another one to begin."""
+ETCD_QUEUED_WRITERS: Final = 64
+"""How many processes that write take turns; others race."""
 
 ETCD_HANDOVER_POLL_SECONDS: Final = 0.003
-"""Seconds between two reads of the counter meanwhile."""
+"""Seconds between two reads of the counter, while one waits for its turn and its watch has not begun."""
 
 ETCD_QUIET_SECONDS: Final = 0.012
-"""A process that has not committed for so long during its turn has nothing more to write: others go on."""
+"""A process that is next and has not committed for so long has nothing more to write: the one behind it goes on."""
 
 ETCD_QUIET_COMMITS: Final = 3
 """Nor may that be shorter than so many commits take."""
@@ -112,10 +109,11 @@ ETCD_NOTES_READ: Final = 64
 """How many notes are read at a time; a process that has missed more reads rows instead."""
 
 ETCD_TURN_PAUSE_SECONDS: Final = 0.01
-"""A process whose next batch arrives later than this after its last commit asks for no turn: it has little to write."""
+"""A process whose next batch arrives later than this after its last commit takes no place in the queue: it has little
+to write."""
 
 ETCD_FEW_BATCHES: Final = 8
-"""After such a pause, a commit of up to this many batches takes no turn; more are likely to be followed by others."""
+"""After such a pause, a commit of up to this many batches takes no place; more are likely to be followed by others."""
 
 ETCD_RIVAL_SECONDS: Final = 1.0
 """For how long a process takes turns after it has seen a commit of another one."""

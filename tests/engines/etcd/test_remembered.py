@@ -11,11 +11,15 @@ import keyloft
 from keyloft import ManualClock, admin, limits
 from keyloft.core.engine import Engine
 from keyloft.core.keys import encode
-from keyloft.core.records import Address, Batch, Committed, Delete, Get, Record, Set, Space
+from keyloft.core.records import Address, Batch, Committed, Delete, Get, Head, Record, Set, Space
+from keyloft.core.urls import DatabaseUrl
 from keyloft.core.values import Encoding
 from keyloft.engines import open_engine
+from keyloft.engines.etcd import layout
+from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.layout import StoredRow
 from keyloft.engines.etcd.row_cache import RowCache
+from keyloft.engines.etcd.views import RevisionViews
 
 _KEYS = [("k", number) for number in range(5)]
 _VALUES = [1, {"some": "object"}, b"1" * (limits.ETCD_INLINE_BYTES + 1)]
@@ -50,11 +54,15 @@ async def test_sets_without_reading_leave_what_sets_after_reading_would(
     assert (await admin.check(etcd_url)).findings == ()
 
 
+@pytest.mark.parametrize("remembered", [limits.ETCD_REMEMBERED_ROWS, 4])
 async def test_two_processes_that_write_at_once_replace_rows_as_they_are(
-    etcd_url: str, monkeypatch: pytest.MonkeyPatch
+    etcd_url: str, monkeypatch: pytest.MonkeyPatch, remembered: int
 ) -> None:
-    """Each knows from the other's notes what it replaces: the time of creation stays, expiries and chunks go."""
-    monkeypatch.setattr(limits, "ETCD_TURN_SECONDS", 0.01)  # many changes of turn
+    """Each knows from the other's notes what it replaces: the time of creation stays, expiries and chunks go.
+
+    If it remembers few rows, it reads others while the other one commits.
+    """
+    monkeypatch.setattr(limits, "ETCD_REMEMBERED_ROWS", remembered)
     monkeypatch.setattr(limits, "ETCD_NOTES_READ", 4)  # and some gaps
     rng = random.Random(7)
     keys = [encode(key) for key in _KEYS]
@@ -136,7 +144,6 @@ async def test_a_row_that_leaves_the_cache_for_the_notes_of_others_is_read(
     """It was known when the read was planned, and is not when the reply was taken in."""
     monkeypatch.setattr(limits, "ETCD_REMEMBERED_ROWS", 4)
     monkeypatch.setattr(limits, "ETCD_RIVAL_SECONDS", 60.0)  # so that it reads before it writes
-    monkeypatch.setattr(limits, "ETCD_TURN_SECONDS", 0.0)
     key = _KEYS[0]
     async with (
         keyloft.open(etcd_url, sweep_every=None) as one,
@@ -150,6 +157,35 @@ async def test_a_row_that_leaves_the_cache_for_the_notes_of_others_is_read(
         await one.set(key, 2)
     # Of a row that is taken for absent, the entry in the index of expiries would be left behind.
     assert (await admin.check(etcd_url)).findings == ()
+
+
+def row(key: bytes, version: int) -> StoredRow:
+    return StoredRow(Head(key, b"", Encoding.JSON, version, None, 1, 1))
+
+
+async def test_rows_that_were_read_beside_others_commits_replace_nothing_newer(
+    etcd_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit has deleted one of them, and written another, after they were read."""
+    await (await open_engine(etcd_url)).aclose()
+    address = DatabaseUrl.parse(etcd_url).etcd
+    assert address is not None
+    cluster, cache = EtcdCluster(address), RowCache()
+    view, _ = await RevisionViews(cluster).fetch()
+    await cluster.aclose()
+    cache.catch_up(view, [])
+    read = {(Space.TUPLES, key): row(key, 1) for key in (b"deleted", b"written", b"unchanged")}
+    newer = {(Space.TUPLES, b"deleted"): None, (Space.TUPLES, b"written"): row(b"written", 2)}
+    forgotten, asked = cache.forgotten, [*read, (Space.TUPLES, b"absent")]
+    cache.follow(view.counter_revision + 1, view.counter, layout.pack_written(view.counter_revision, newer))
+    cache.learn(view, read, asked, forgotten)
+    found, unknown = cache.known(asked)
+    assert unknown == []
+    assert {key: stored.record.version for (_, key), stored in found.items()} == {b"written": 2, b"unchanged": 1}
+    # If it has forgotten rows meanwhile, it does not know what else was written.
+    cache.follow(view.counter_revision + 3, view.counter, None)
+    cache.learn(view, read, asked, forgotten)
+    assert cache.known(asked)[1] == asked
 
 
 async def test_rows_that_were_written_without_a_note_are_read_again(etcd_url: str, tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 `engine` reads, commits and watches. `cluster` calls the members with the `messages` of etcd's API, `errors` explains
 failures, and `transactions` builds requests. `layout` is the form of keys and values. `views` reads from one revision;
-`reads`, `scans` and `log` answer from it. `writes` decides groups, `row_cache` saves it reads, `writer_turns` lets
-several writers share a store, `drafts` holds what a commit writes, and `large_values` stores what does not fit into it.
-`following` learns of commits of other processes. `setup`, `maintenance`, `snapshots`, `loads` and `inspection` serve
-operators.
+`reads`, `scans` and `log` answer from it. `writes` takes an engine's groups, and `group_commit` decides and writes one
+of them; `drafts` holds what it writes, and `large_values` stores what does not fit into it. `row_cache` saves it reads.
+Several processes write in the order of `writer_queue`, and `followed_commits` tells each what the others wrote.
+`following` tells watches of commits, both by a `counter_watch`. `setup`, `maintenance`, `snapshots`, `loads` and
+`inspection` serve operators.
 """
 
 import os

@@ -1,15 +1,15 @@
 """How a store lies in etcd: the form of its keys and values.
 
     PREFIX/counter                          the version counter, and what else belongs to the store as a whole
-    PREFIX/waiting                          which process has lost races last, so that it asks for a turn
+    PREFIX/counter/ VERSION                 what a commit wrote lately, without values, while several processes write
+    PREFIX/waiting/ DIGIT                   which processes have lost a race, so that they ask for a place in the queue
     PREFIX/GENERATION/d/ SPACE KEY          an entry: a head, then its value, or where its chunks are
     PREFIX/GENERATION/x/ SPACE EXPIRY KEY   the index of expiries, without values
     PREFIX/GENERATION/l/ VERSION PART       the change log
     PREFIX/GENERATION/v/ ID NUMBER          chunks of large values; number 0 holds the key that they belong to
-    PREFIX/GENERATION/w/ VERSION            what a commit wrote lately, without values, while several processes write
 
-All keys of a store but one lie below the number of its generation. A restore fills another generation, and the counter
-then names that one: so readers see all of it or nothing.
+Entries and what belongs to them lie below the number of a generation. A restore fills another generation, and the
+counter then names that one: so readers see all of it or nothing.
 """
 
 import re
@@ -57,7 +57,9 @@ class StoreState(Struct, frozen=True, kw_only=True, array_like=True):
     writer: str = ""
     """Which engine made the last commit: its own commits are no news to it."""
     turn_left: int = 0
-    """For how many milliseconds that engine asks others to wait, because it goes on."""
+    """Written by earlier versions of Keyloft, which divided time among engines."""
+    queue: tuple[str, ...] = ()
+    """The engines that have something to write, in the order in which they are to commit."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -114,13 +116,13 @@ class KeyLayout:
     def __init__(self, prefix: str, generation: int) -> None:
         self.generation = generation
         self.counter = counter_key(prefix)
-        self.waiting = prefix.encode() + b"/waiting"
+        self._waiting = prefix.encode() + b"/waiting/"
         self.base = generation_prefix(prefix, generation)
         self._data = {space: self.base + b"d/" + name for space, name in _SPACE_NAMES.items()}
         self._index = {space: self.base + b"x/" + name for space, name in _SPACE_NAMES.items()}
         self._log = self.base + b"l/"
         self._chunks = self.base + b"v/"
-        self._written = self.base + b"w/"
+        self._written = self.counter + b"/"
 
     @property
     def whole_range(self) -> tuple[bytes, bytes]:
@@ -192,6 +194,26 @@ class KeyLayout:
     @property
     def written_range(self) -> tuple[bytes, bytes]:
         return self._written, after_prefix(self._written)
+
+    @property
+    def commit_range(self) -> tuple[bytes, bytes]:
+        """What tells of each commit: the counter, and what was written lately."""
+        return self.counter, after_prefix(self._written)
+
+    @property
+    def former_written_range(self) -> tuple[bytes, bytes]:
+        """Where earlier versions of Keyloft kept what was written lately."""
+        return self.base + b"w/", self.base + b"w0"
+
+    # Who waits
+
+    def waiting(self, writer: str) -> bytes:
+        """Where an engine asks for a place in the queue: one of few keys, which are never removed."""
+        return self._waiting + writer[-1].encode()
+
+    @property
+    def waiting_range(self) -> tuple[bytes, bytes]:
+        return self._waiting, after_prefix(self._waiting)
 
     # Chunks
 

@@ -157,6 +157,9 @@ class EtcdMaintenance:
         view = await self._view()
         await explained(view, large_values.sweep(view))
         await explained(view, self._remove_old_generations(view))
+        # Processes that miss these read rows before they replace them.
+        notes = [transactions.delete(*found) for found in (view.keys.written_range, view.keys.former_written_range)]
+        await self._cluster.ask("Txn", transactions.transaction((), notes))
         try:
             await self._forget_revisions(view.revision)
             for member in self._cluster.members:  # one after the other: a member does not answer meanwhile
@@ -206,7 +209,7 @@ class EtcdMaintenance:
         while kvs := (await view.range(start, end, limit=1, keys_only=True)).kvs:
             generation = generation_of(prefix, kvs[0].key)
             if generation is None:
-                start = kvs[0].key + b"\x00"
+                start = view.keys.written_range[1] if kvs[0].key == view.keys.counter else kvs[0].key + b"\x00"
                 continue
             keys = KeyLayout(prefix, generation)
             if generation != view.keys.generation and generation < latest:

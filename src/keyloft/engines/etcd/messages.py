@@ -13,7 +13,7 @@ _FIELDS: Final = {
     "ResponseHeader": "cluster_id 1 uint64, member_id 2 uint64, revision 3 int64, raft_term 4 uint64",
     "KeyValue": "key 1 bytes, create_revision 2 int64, mod_revision 3 int64, version 4 int64, value 5 bytes",
     "RangeRequest": "key 1 bytes, range_end 2 bytes, limit 3 int64, revision 4 int64, sort_order 5 int32, "
-    "serializable 7 bool, keys_only 8 bool, count_only 9 bool",
+    "serializable 7 bool, keys_only 8 bool, count_only 9 bool, min_mod_revision 10 int64",
     "RangeResponse": "header 1 ResponseHeader, kvs 2 KeyValue*, more 3 bool, count 4 int64",
     "PutRequest": "key 1 bytes, value 2 bytes",
     "PutResponse": "header 1 ResponseHeader",
@@ -28,7 +28,8 @@ _FIELDS: Final = {
     "TxnResponse": "header 1 ResponseHeader, succeeded 2 bool, responses 3 ResponseOp*",
     "CompactionRequest": "revision 1 int64, physical 2 bool",
     "CompactionResponse": "header 1 ResponseHeader",
-    "WatchCreateRequest": "key 1 bytes, range_end 2 bytes, start_revision 3 int64, progress_notify 4 bool",
+    "WatchCreateRequest": "key 1 bytes, range_end 2 bytes, start_revision 3 int64, "
+    "progress_notify 4 bool, filters 5 int32*",
     "WatchRequest": "create_request 1 WatchCreateRequest?",
     "Event": "type 1 int32, kv 2 KeyValue",
     "WatchResponse": "header 1 ResponseHeader, watch_id 2 int64, created 3 bool, canceled 4 bool, "
@@ -118,6 +119,8 @@ GREATER: Final = 1
 """A `result` of a Compare."""
 COMPARE_VERSION: Final = 0
 COMPARE_MOD_REVISION: Final = 2
+NO_DELETE: Final = 1
+"""A filter of a WatchCreateRequest."""
 DEACTIVATE: Final = 2
 """An `action` of an AlarmRequest."""
 NOSPACE: Final = 1

@@ -27,14 +27,13 @@ from keyloft.engines.etcd.layout import (
 from keyloft.engines.etcd.views import RevisionView
 
 
-def note(view: RevisionView, version: int, written: Mapping[Address, StoredRow | None], *, is_first: bool) -> list[Any]:
+def note(view: RevisionView, version: int, written: Mapping[Address, StoredRow | None]) -> list[Any]:
     """What a commit leaves for other processes that write, so that they need not read the rows that it wrote.
 
     Args:
         view: What it replaces.
         version: That of the commit.
         written: The rows; a process that finds no note of a commit forgets its own rows, so many may be left out.
-        is_first: Whether another process made the commit before: old notes are then removed, and now and then.
     """
     if len(written) > limits.ETCD_NOTED_ROWS:
         return []
@@ -42,7 +41,8 @@ def note(view: RevisionView, version: int, written: Mapping[Address, StoredRow |
     if len(packed) > limits.ETCD_NOTE_BYTES:
         return []
     operations = [transactions.put(view.keys.written(version), packed)]
-    if is_first or version // limits.ETCD_NOTED_VERSIONS > view.counter.version // limits.ETCD_NOTED_VERSIONS:
+    every = limits.ETCD_NOTED_VERSIONS // 10
+    if version // every > view.counter.version // every:
         old = view.keys.written(max(0, version - limits.ETCD_NOTED_VERSIONS))
         operations.append(transactions.delete(view.keys.written_range[0], old))
     return operations
@@ -56,9 +56,11 @@ class RowCache:
 
     def __init__(self) -> None:
         self._view: RevisionView | None = None
-        self._newer: dict[Address, StoredRow | bytes] = {}
-        """Own rows, and those of others as their notes have them."""
-        self._older: dict[Address, StoredRow | bytes] = {}
+        self._newer: dict[Address, StoredRow | bytes | None] = {}
+        """Own rows, and those of others as their notes have them; None for keys that are absent."""
+        self._older: dict[Address, StoredRow | bytes | None] = {}
+        self.forgotten = 0
+        """How often rows were forgotten."""
         self._groups_to_read = 0
         """How many groups with keys that are not in the cache are to be read."""
         self._next_groups_to_read = 1
@@ -74,22 +76,29 @@ class RowCache:
         if self._view is None:
             return None
         found, absent = self.known(addresses)
-        if absent and (self._groups_to_read or len(absent) > limits.ETCD_GUESSED_KEYS):
-            self._groups_to_read = max(0, self._groups_to_read - 1)
+        if absent and self.reads_first(absent):
             return None
         return replace(self._view, arrived=arrived), found, absent
 
+    def reads_first(self, unknown: Sequence[Address]) -> bool:
+        """Whether keys that are not in the cache are to be read, and not to be guessed."""
+        reads = self._groups_to_read > 0 or len(unknown) > limits.ETCD_GUESSED_KEYS
+        if reads:
+            self._groups_to_read = max(0, self._groups_to_read - 1)
+        return reads
+
     def known(self, addresses: Iterable[Address]) -> tuple[dict[Address, StoredRow], list[Address]]:
-        """The rows in the cache at some keys, and the keys that have none there."""
+        """The rows in the cache at some keys, and the keys of which it knows nothing."""
         newer, older = self._newer, self._older
         found: dict[Address, StoredRow] = {}
-        others: list[Address] = []
+        unknown: list[Address] = []
         for address in addresses:
-            if (row := newer.get(address) or older.get(address)) is None:
-                others.append(address)
-            else:
+            row = newer.get(address) or older.get(address)
+            if row is not None:
                 found[address] = row if isinstance(row, StoredRow) else row_without_value(address[1], row)
-        return found, others
+            elif address not in newer and address not in older:
+                unknown.append(address)
+        return found, unknown
 
     def read(self, rows: Mapping[Address, StoredRow]) -> None:
         """A group of sets was read: where its keys were absent, those of the next one may be, too."""
@@ -100,21 +109,48 @@ class RowCache:
         self, before: RevisionView, counter: StoreState, revision: int, written: Mapping[Address, StoredRow | None]
     ) -> None:
         """An own commit has replaced what a view shows by this version counter and these rows, at this revision."""
+        if self.counter_revision >= revision:
+            return  # the watch was faster
         if self._view is None or before.counter_revision != self._view.counter_revision:
-            self._newer, self._older = {}, {}  # another process has committed in between
+            self._forget()  # another process has committed in between
         self._view = replace(before, counter=counter, counter_revision=revision, revision=revision)
         self._put(written)
 
     def _put(self, written: Mapping[Address, StoredRow | bytes | None]) -> None:
         newer, older = self._newer, self._older
         for address, row in written.items():
+            newer[address] = row
             if row is None:
-                newer.pop(address, None)
                 older.pop(address, None)
-            else:
-                newer[address] = row
         if len(newer) > limits.ETCD_REMEMBERED_ROWS // 2:
             self._newer, self._older = {}, newer
+            self.forgotten += 1
+
+    def _forget(self) -> None:
+        self._newer, self._older = {}, {}
+        self.forgotten += 1
+
+    @property
+    def counter_revision(self) -> int:
+        """The revision of the counter at which the rows are as they are in the cache."""
+        return 0 if self._view is None else self._view.counter_revision
+
+    def learn(
+        self, view: RevisionView, rows: Mapping[Address, StoredRow], asked: Iterable[Address], forgotten: int
+    ) -> None:
+        """Rows were read beside commits of others.
+
+        Args:
+            view: What they were read from, which is not older than the cache was when the read began.
+            rows: The rows that are there.
+            asked: All keys that were read.
+            forgotten: As it was when the read began: what was written since then is in the cache, unless it was
+                forgotten.
+        """
+        if self._view is None or forgotten != self.forgotten or view.keys.generation != self._view.keys.generation:
+            return
+        # Of a view that is newer than the cache: what the cache learns next does not change these rows, or is older.
+        self._put({address: rows.get(address) for address in self.known(asked)[1]})
 
     # Commits of others
 
@@ -133,12 +169,14 @@ class RowCache:
         """Take over what others have written until a view was read, together with `news`.
 
         Returns:
-            Whether the rows in the cache are as the view shows them; if not, it is empty now.
+            Whether the rows in the cache are as the view shows them, or newer; if not, it has none now.
         """
         known = self._view
         if known is not None and known.keys.generation == view.keys.generation:
             revision = known.counter_revision
-            for note in [note for reply in replies for note in reply.kvs]:
+            if revision >= view.counter_revision:
+                return True
+            for note in [note for reply in replies for note in reply.kvs if note.mod_revision > revision]:
                 replaced, written = unpack_written(note.value)
                 if replaced != revision:
                     break
@@ -147,11 +185,31 @@ class RowCache:
             if revision == view.counter_revision:
                 self._view = view
                 return True
-        self.clear()
+        self._begin(view)
         return False
 
+    def follow(self, revision: int, counter: StoreState, note: bytes | None) -> None:
+        """Another commit was reported: the counter that it has written at this revision, and its note."""
+        view = self._view
+        if view is None or counter.generation != view.keys.generation or revision <= view.counter_revision:
+            return
+        newer = replace(view, counter=counter, counter_revision=revision, revision=revision)
+        replaced, written = (None, {}) if note is None else unpack_written(note)
+        if replaced == view.counter_revision:
+            self._view = newer
+        else:
+            self._begin(newer)
+        self._put(written)
+
+    def _begin(self, view: RevisionView) -> None:
+        """It is not known what was written until a view was read."""
+        self._forget()
+        self._view = view
+        self._groups_to_read = max(1, self._groups_to_read)  # what was in the cache is not absent
+
     def clear(self) -> None:
-        self._view, self._newer, self._older = None, {}, {}
+        self._forget()
+        self._view = None
 
     def confirm(self) -> None:
         """A group was committed by a guess."""
