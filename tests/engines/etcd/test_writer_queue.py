@@ -122,7 +122,7 @@ async def test_processes_that_write_all_the_time_lose_no_races(etcd_url: str, mo
 
     async def write(engine: Engine, name: bytes) -> int:
         """Write until all three have met; returns the revision then, and goes on for a while."""
-        while len(set((last := order(0)[-6:]))) < 3 or last[:3] != last[3:]:
+        while len(set(last := order(0)[-6:])) < 3 or last[:3] != last[3:]:
             await set_key(engine, name)
         met = max(writers)
         for _ in range(15):

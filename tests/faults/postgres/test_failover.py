@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections import Counter
 
 import pytest
@@ -89,6 +90,71 @@ async def test_versions_jump_once_on_a_new_timeline_and_lost_ones_are_known_as_l
             changed = await anext(kv.watch(prefix=(), since=kept))
             assert {entry.key[0] for entry in changed} == {"one", "two", "three", "kept"}
         assert (await admin.check(servers.url())).findings == ()
+
+
+async def test_a_former_primary_that_comes_back_is_refused_by_who_has_seen_the_new_one() -> None:
+    """The new primary can't be reached meanwhile, and no other host can tell."""
+    with cluster() as servers:
+        old, new = servers.nodes
+        async with keyloft.open(servers.url(), patience=3) as kv:
+            await kv.set(("k",), "both have this")
+            until(lambda: new.caught_up_with(old))
+            old.kill()
+            new.promote()
+            await kv.set(("k",), "the new primary has this")
+            new.kill()
+            old.start()
+            async with keyloft.open(servers.url(old)) as lost:
+                await lost.set(("k",), "will be lost")
+                calls = kv.get(("k",)), kv.list(prefix=()), kv.set(("k",), 1), kv.delete(("k",))
+                for refused in await asyncio.gather(*calls, return_exceptions=True):
+                    assert isinstance(refused, keyloft.Unreachable)
+                    # It names the host that must not run.
+                    assert re.search(r"timeline 2 was seen: \S+/a is a primary on timeline 1; ", str(refused))
+                assert [entry.value for entry in await lost.list(prefix=())] == ["will be lost"]
+            new.start()
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                assert (await kv.get(("k",))).value == "the new primary has this"
+                await kv.set(("k",), "again")
+            assert [entry.value for entry in await kv.list(prefix=())] == ["again"]
+
+
+async def test_a_former_primary_that_was_taken_for_the_primary_is_left_for_the_new_one() -> None:
+    """A process that starts while it reaches the former primary alone can't know better, until the new one answers."""
+    with cluster() as servers:
+        old, new = servers.nodes
+        async with keyloft.open(servers.url()) as kv:
+            await kv.set(("k",), "both have this")
+            until(lambda: new.caught_up_with(old))
+            old.kill()
+            new.promote()
+            await kv.set(("k",), "the new primary has this")
+        with new.stopped():
+            old.start()
+            misled = await keyloft.open(servers.url(), patience=3)
+            lost = [await misled.set(("k",), "will be lost"), await misled.set(("lost",), 1)]
+            watch = misled.watch(prefix=())
+            assert not await misled.get(("other",))
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while (found := await misled.get(("k",))).value == "will be lost":
+                    await asyncio.sleep(0.05)
+            assert found.value == "the new primary has this"
+            assert not (await misled.get(("lost",))).exists
+            # Neither a check nor a watch takes a version of the former primary for one of the new one.
+            for stamp in lost:
+                assert not (await misled.atomic().check(("k",), stamp).set(("k",), 1).commit()).ok
+            with pytest.raises(keyloft.HistoryGone):
+                await anext(watch)
+            assert await misled.set(("k",), "after") > VERSION_JUMP > max(lost)
+            # It does not go back, although the former primary still runs.
+            new.kill()
+            with pytest.raises(keyloft.Unreachable, match="timeline 2 was seen"):
+                await misled.get(("k",))
+        finally:
+            await misled.aclose()
+        async with keyloft.open(servers.url(old)) as kv:
+            assert (await kv.get(("k",))).value == "will be lost"
 
 
 async def test_standbys_show_a_callers_own_writes_and_answer_while_there_is_no_primary() -> None:
