@@ -71,6 +71,8 @@ class TestPlainSets:
     @given(st.lists(st.lists(SETS, min_size=1, max_size=6), min_size=1, max_size=3))
     @example([[put(1, expire_in=500)], [put(2), put(1)]])  # over an expired entry, which restarts created_at
     @example([[put(1)], [put(2), put(1)]])  # over a live one, which keeps it
+    @example([[put(1)], [put(1, b"2"), put(2), put(1, b"3")]])  # a key twice
+    @example([[put(1, expire_in=500)], [put(1, b"2"), put(1, b"3")]])  # a key twice, over an expired entry
     @example([[put(1, LARGE, Space.TUPLES)], [put(2, b"2", Space.TUPLES), put(1, b"1", Space.TUPLES)]])
     def test_are_written_as_settle_decides(self, sets: list[list[Set]]) -> None:
         groups = [batches(*some) for some in sets]
@@ -81,13 +83,12 @@ class TestPlainSets:
         assert written(groups) == written_by_settle(groups)
 
     def test_are_recognised(self) -> None:
-        sets = [put(1), put(2)]
+        sets = [put(1), put(2), put(1, b"2")]
         assert plain_sets(batches(*sets)) == sets
 
     @pytest.mark.parametrize(
         "other",
         [
-            Batch((put(1),)),  # a key twice
             Batch((put(2, expire_in=5),)),
             Batch((put(2, expire_at=5),)),
             Batch((put(2, if_absent=True),)),

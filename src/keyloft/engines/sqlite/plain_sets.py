@@ -1,7 +1,7 @@
 """Writes the sets that succeed whatever is stored, so that they need no `settle` (ADR 6).
 
-For a lone writer, that is a set of one small value that never expires. In a busy service, it is a group of such sets of
-different keys; their rows are made together.
+For a lone writer, that is a set of one small value that never expires. In a busy service, it is a group of such sets;
+their rows are made together.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def is_plain(mutation: Mutation) -> TypeGuard[Set]:
 
 
 def plain_sets(group: Sequence[Batch]) -> list[Set] | None:
-    """The sets of a group that has nothing else, all of one space and of different keys; else None."""
+    """The sets of a group that has nothing else, all of one space; else None."""
     space, sets = group[0].mutations[0].space if group[0].mutations else None, []
     for batch in group:
         mutations = batch.mutations
@@ -45,8 +45,6 @@ def plain_sets(group: Sequence[Batch]) -> list[Set] | None:
         if only.expire_in is not None or only.expire_at is not None:
             return None
         sets.append(only)
-    if len({one.key for one in sets}) < len(sets):
-        return None
     large = LAYOUTS[sets[0].space].large
     return sets if large is None or not any(map(large.holds, sets)) else None
 
@@ -60,6 +58,9 @@ def write_sets(
     """
     space, layout = sets[0].space, LAYOUTS[sets[0].space]
     rows = layout.bind_sets(sets, before, now)
+    last = dict(zip([one.key for one in sets], rows, strict=True))
+    if len(last) < len(rows):  # of a key that is set several times, the last row stays
+        rows = list(last.values())
     rows.sort()  # in the order of the keys, so that neighbours on one page are written together
     check_time()
     put_rows(cursor, layout, rows)
