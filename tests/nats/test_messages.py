@@ -10,8 +10,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 from nats.errors import MaxPayloadError
@@ -22,7 +24,7 @@ from keyloft.nats import compatibility, messages
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.connection import connect
 from keyloft.nats.handlers import Handled
-from keyloft.nats.messages import NatsConnection, publish_all, publish_to_all
+from keyloft.nats.messages import NatsConnection, publish_all, publish_to_all, subscribe_at_once
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from tests.support.nats import private_server
 
@@ -417,3 +419,30 @@ async def test_a_flush_that_was_cancelled_does_not_end_the_reading(nats_url: str
         assert nats.is_connected
     finally:
         await nats.close()
+
+
+async def test_a_message_that_fails_its_function_ends_no_reading(
+    nats_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrived: list[bytes] = []
+    all_arrived = asyncio.Event()
+
+    def deliver(message: Msg) -> None:
+        arrived.append(message.data)
+        if len(arrived) == 3:
+            all_arrived.set()
+        if message.data == b"2":
+            raise ValueError
+
+    connection = await nats.connect(nats_url)
+    try:
+        subscription = await subscribe_at_once(connection, "test.at_once.*", deliver)
+        for data in (b"1", b"2", b"3"):
+            await connection.publish("test.at_once.x", data)
+        async with asyncio.timeout(5):
+            await all_arrived.wait()
+        assert arrived == [b"1", b"2", b"3"]
+        assert "could not be handled" in caplog.text
+        await subscription.unsubscribe()
+    finally:
+        await connection.close()

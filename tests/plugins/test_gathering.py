@@ -187,6 +187,14 @@ async def test_it_works_on_a_connection_of_the_callers(nats_url: str, service: D
     await connection.close()
 
 
+async def test_without_a_service_each_caller_gets_an_error_of_its_own(nats_url: str) -> None:
+    async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="nobody.kv") as client:
+        calls = [client.kv.get(f"key-{number}") for number in range(3)]
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(failure) for failure in failures] == [keyloft.NoService] * 3
+        assert len({id(failure) for failure in failures}) == 3, "a shared one would collect all tracebacks"
+
+
 async def test_closing_lets_no_caller_wait(nats_url: str) -> None:
     silent = await nats.connect(nats_url)
     await silent.subscribe("silent-many.>")

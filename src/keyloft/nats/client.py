@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
 from nats import errors as nats_errors
@@ -19,6 +19,12 @@ from keyloft.nats.gathering import RequestSender
 from keyloft.nats.messages import PERMISSION
 from keyloft.nats.payloads import to_json
 from keyloft.nats.remote_watch import RemoteWatch
+
+_NOT_CONNECTED: Final = (
+    nats_errors.ConnectionClosedError,
+    nats_errors.ConnectionDrainingError,
+    nats_errors.OutboundBufferLimitError,
+)
 
 
 class ServiceClient(AsyncClosing):
@@ -143,31 +149,44 @@ class ServiceClient(AsyncClosing):
             TimedOut: No reply arrived in time.
             Closed: This client is closed.
         """
+        return self.accepted(await self._ask(prefix, operation, to_json(fields)))
+
+    def _ask(self, prefix: str, operation: str, data: bytes) -> "asyncio.Future[Any]":
+        """Send a request; its reply, for `accepted`, or its error is in the future."""
         if self._is_closed:
             raise errors.Closed("this client is closed: make a new one")
         if self.sender is None:
             self.sender = RequestSender(
-                self.nats, timeout=self._timeout, gathered=self._gathered, timed_out=self._timed_out
+                self.nats,
+                timeout=self._timeout,
+                gathered=self._gathered,
+                timed_out=self._timed_out,
+                explained=self._explained,
             )
-        try:
-            return self._read(await self.sender.ask(prefix, operation, to_json(fields)))
-        except nats_errors.NoRespondersError:
-            raise errors.NoService(
-                f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one"
-            ) from None
-        except (
-            nats_errors.ConnectionClosedError,
-            nats_errors.ConnectionDrainingError,
-            nats_errors.OutboundBufferLimitError,
-        ) as error:
-            raise Unanswered(f"not connected to NATS: {error}") from error
+        return self.sender.ask(prefix, operation, data)
+
+    def _explained(self, error: Exception) -> Exception:
+        """The error for a caller whose request was not sent, or not delivered."""
+        if isinstance(error, nats_errors.NoRespondersError):
+            return errors.NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one")
+        if isinstance(error, _NOT_CONNECTED):
+            explained = Unanswered(f"not connected to NATS: {error}")
+            explained.__cause__ = error
+            return explained
+        return error
 
     def _timed_out(self, subject: str) -> errors.TimedOut:
         state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"
         waited = f"no answer to {subject} within {self._timeout:g} s ({state})"
         return errors.TimedOut(f"{waited}; it may have been carried out, or not")
 
-    def _read(self, reply: Any) -> dict[str, Any]:
+    def accepted(self, reply: Any) -> dict[str, Any]:
+        """A reply to a request that was carried out.
+
+        Raises:
+            KeyloftError: The service refused it.
+            Unanswered: It is not a reply of the service.
+        """
         if not isinstance(reply, dict) or "success" not in reply:
             raise Unanswered("the reply has no field success: another program answers on this subject")
         if not reply["success"]:

@@ -39,6 +39,7 @@ _CLIENT_METHODS: Final = {
     "_flush_pending": "async (force_flush=False)",
     "force_reconnect": "async ()",
 }
+_LIMITS_OF_SUBSCRIPTION: Final = "pending_msgs_limit=524288, pending_bytes_limit=134217728"
 _ADDED: Final = {
     Nats: (
         *("_handlers", "_receive_at_once", "_refusing", "_socket", "handle", "note_refusal", "read_bytes", "refused"),
@@ -52,6 +53,7 @@ _ADDED: Final = {
 }
 PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (Nats, _CLIENT_METHODS),
+    (Nats, {"subscribe": f"async (subject, queue='', cb=None, future=None, max_msgs=0, {_LIMITS_OF_SUBSCRIPTION})"}),
     (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "_transport": "NoneType"}),
     (Nats, {"is_connected": "bool", "is_draining_pubs": "bool", "max_payload": "int", "pending_data_size": "int"}),
     (TcpTransport, {"connect": "async (uri, buffer_size, connect_timeout)", "read": "async (buffer_size)"}),

@@ -5,7 +5,7 @@ A call that is alone is sent alone. The service answers a `many` in parts, so th
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 from keyloft import errors, limits
 from keyloft.core.values import decode_json, read_json
 from keyloft.nats.compatibility import check_nats_py
-from keyloft.nats.messages import publish_requests
+from keyloft.nats.messages import publish_requests, subscribe_at_once
 from keyloft.nats.resending import is_overtaken
 
 _MANY: Final = b'{"parts":true,"requests":[%b]}'
@@ -112,18 +112,26 @@ class RequestSender:
     """Sends the requests of one client over its connection, and hands out the replies."""
 
     def __init__(
-        self, nats: Nats, *, timeout: float, gathered: frozenset[str], timed_out: Callable[[str], Exception]
+        self,
+        nats: Nats,
+        *,
+        timeout: float,
+        gathered: frozenset[str],
+        timed_out: Callable[[str], Exception],
+        explained: Callable[[Exception], Exception],
     ) -> None:
         """Args:
         nats: The connection.
         timeout: How many seconds a caller waits for its reply.
         gathered: The operations whose requests may travel in one message.
         timed_out: The error for a caller whose request to this subject was not answered in time.
+        explained: The error for a caller whose request nats-py did not send, or NATS did not deliver, for this reason.
         """
         self._nats = nats
         self._timeout = timeout
         self._gathered = gathered
         self._timed_out = timed_out
+        self._explained = explained
         self._loop = asyncio.get_running_loop()
         self._inbox = ""
         self._subscription: Subscription | None = None
@@ -154,7 +162,7 @@ class RequestSender:
         return [call for call in (*sent, *self._unsent, *self._again, *self._queue) if not call.reply.done()]
 
     def ask(self, prefix: str, operation: str, data: bytes) -> "asyncio.Future[Any]":
-        """Send a request soon; the caller awaits its reply.
+        """Send a request soon; the caller awaits its reply, or the error that its caller gets.
 
         Args:
             prefix: The subject before the operation.
@@ -230,25 +238,28 @@ class RequestSender:
                     )
                 except Exception as error:
                     for call in calls:
-                        call.fail(error)
+                        call.fail(self._explained(error))
         finally:
             self._sending = None
 
     async def _subscribe(self) -> None:
         check_nats_py()
         self._inbox = self._nats.new_inbox()
-        self._subscription = await self._nats.subscribe(f"{self._inbox}.*", cb=self._arrived)
+        self._subscription = await subscribe_at_once(self._nats, f"{self._inbox}.*", self._arrived)
 
-    def _messages(self, calls: Iterable[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
+    def _messages(self, calls: Sequence[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The messages that carry calls, in the order of the calls."""
-        together: list[ClientCall] = []
         size, most = 0, self._nats.max_payload
         room = min(limits.GATHERED_BYTES, most - len(_MANY))
+        if self._fit_together(calls, room):
+            yield from self._as_messages(calls)
+            return
+        together: list[ClientCall] = []
         for call in calls:
             if call.reply.done():
                 continue  # cancelled meanwhile
             if len(call.data) > most:
-                call.fail(nats_errors.MaxPayloadError())
+                call.fail(self._explained(nats_errors.MaxPayloadError()))
                 continue
             more = len(call.data) + _OP_BYTES
             is_full = size + more > room or len(together) >= limits.MANY_REQUESTS
@@ -262,12 +273,24 @@ class RequestSender:
                 size += more
         yield from self._as_messages(together)
 
+    def _fit_together(self, calls: Sequence[ClientCall], room: int) -> bool:
+        """Whether all calls fit into one message, as most do."""
+        if len(calls) > limits.MANY_REQUESTS or sum([len(call.data) for call in calls]) + _OP_BYTES * len(calls) > room:
+            return False
+        prefix = calls[0].prefix
+        return not any([call.is_alone or call.prefix is not prefix or call.reply.done() for call in calls])
+
     def _as_messages(self, calls: Sequence[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The message that carries calls; until the service is known to have `many`, one for each."""
         if len(calls) > 1 and self.has_many:
-            begin = {name: b'{"op":"%b",' % name.encode() for name in {call.operation for call in calls}}
-            requests = [begin[call.operation] + call.data[1:] for call in calls]
-            yield self._message(f"{calls[0].prefix}.many", calls), _MANY % b",".join(requests)
+            names = {call.operation for call in calls}
+            begin = {name: b'{"op":"%b",' % name.encode() for name in names}
+            if len(names) == 1:
+                [first] = begin.values()
+                requests = first + (b"," + first).join([call.data[1:] for call in calls])
+            else:
+                requests = b",".join([begin[call.operation] + call.data[1:] for call in calls])
+            yield self._message(f"{calls[0].prefix}.many", calls), _MANY % requests
             return
         for call in calls:
             yield self._message(call.subject, [call]), call.data
@@ -283,13 +306,15 @@ class RequestSender:
 
     # Receiving
 
-    async def _arrived(self, arrived: Msg) -> None:
+    def _arrived(self, arrived: Msg) -> None:
         message = self._sent.get(arrived.subject.rpartition(".")[2])
         if message is None:
             return  # too late
         data = arrived.data
         if not data and arrived.headers and arrived.headers.get(_STATUS) == _NO_RESPONDERS:
-            self.fail(message, nats_errors.NoRespondersError())
+            del self._sent[message.number]
+            for call in message.calls:
+                call.fail(self._explained(nats_errors.NoRespondersError()))
         elif not message.is_many:
             del self._sent[message.number]
             [call] = message.calls

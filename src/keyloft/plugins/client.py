@@ -1,5 +1,6 @@
 """A plugin's view of its storage over NATS: calls instead of subjects and JSON."""
 
+import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -89,6 +90,10 @@ class DatabaseClient(ServiceClient):
             TimedOut: No reply arrived in time.
         """
         return self._request(self._subjects_before, operation, fields)
+
+    def send(self, operation: str, data: bytes) -> "asyncio.Future[Any]":
+        """Send a request that is JSON already; `accepted` reads its reply. Without a coroutine, it is faster."""
+        return self._ask(self._subjects_before, operation, data)
 
     def subject(self, operation: str) -> str:
         """Where requests for an operation are sent."""

@@ -46,7 +46,8 @@ class PluginKV:
             entry = await client.kv.get("score", default=0, meta=True)      # entry.value, .version, .ttl, …
         """
         if not meta:
-            reply = await self._client.request("get", {"key": rules.key(key)})
+            client = self._client
+            reply = client.accepted(await client.send("get", b'{"key":%b}' % to_json(rules.key(key))))
             return reply["value"] if reply["exists"] else default
         reply = await self._client.request("get", {"key": rules.key(key), "meta": True})
         if not reply["exists"]:
@@ -130,10 +131,12 @@ class PluginKV:
             await client.kv.set("theme", "dark")
             await client.kv.set("owner", "alice", if_absent=True)
         """
-        fields: dict[str, Any] = {"key": rules.key(key), "value": msgspec.Raw(rules.value(value))}
+        name, data = rules.key(key), rules.value(value)
         if ttl is ttl_seconds is expected_version is None and keep_ttl is if_absent is False:  # most of them
-            await self._client.request("set", fields)
+            client = self._client
+            client.accepted(await client.send("set", b'{"key":%b,"value":%b}' % (to_json(name), data)))
             return None
+        fields: dict[str, Any] = {"key": name, "value": msgspec.Raw(data)}
         seconds = _ttl(ttl, ttl_seconds)
         if seconds is not None:
             fields["ttl"] = seconds
