@@ -193,8 +193,9 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
             continue
         if layout.large is None:
             records: list[Record | None] = [None] * len(some)
-            for position, *columns in rows:
-                records[position] = _alive(layout.record(keys[position], *columns), some[position], now)
+            for position, value, version, expires_at in rows:
+                record = layout.record(keys[position], value, version, expires_at)
+                records[position] = record if expires_at is None else _alive(record, some[position], now)
         else:
             records = _records(cursor, layout.large, some, rows, now)
         found += records
