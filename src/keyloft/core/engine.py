@@ -3,7 +3,7 @@
 The rules that every engine keeps are the tests of `tests/engines/contract/`.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
 from keyloft.core import records
@@ -182,6 +182,20 @@ class Engine(Reader, Protocol):
 
     async def aclose(self) -> None:
         """Finish or refuse the calls under way, end the watches, close the database."""
+
+
+@runtime_checkable
+class TakesSeveral(Protocol):
+    """An engine that takes several batches in less time than one after the other."""
+
+    def submit_each(self, batches: Sequence[records.Batch], done: Callable[[Sequence[Verdict]], None]) -> Submission:
+        """Like `submit` of each, none of them long: each is committed or refused by itself.
+
+        `done` is called once, with the verdict on each. All of them are withdrawn, or none.
+
+        Raises:
+            Closed: The engine is closed.
+        """
 
 
 def shown(engine: Engine) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
-from keyloft.core.engine import Engine, Verdict
+from keyloft.core.engine import Engine, TakesSeveral, Verdict
 from keyloft.errors import Busy, InvalidSubject
 from keyloft.nats.admission import Admission
 from keyloft.nats.bounds import IntakeBounds
@@ -63,6 +63,7 @@ class Intake(Admission, ManyIntake):
         bounds: How much is taken in.
         """
         self._engine = engine
+        self._several = engine if isinstance(engine, TakesSeveral) else None
         self._collectors = Collectors(nats)
         self._reporter = reporter
         self._reserved = tuple([prefix.encode() for prefix in reserved])

@@ -201,7 +201,7 @@ def requests_of(
 class ManyWrites:
     """The writes of one message that were submitted together, until all of them are decided."""
 
-    __slots__ = ("answered", "collector", "contents", "is_due", "outcomes", "submissions", "undecided")
+    __slots__ = ("answered", "collector", "contents", "is_due", "outcomes", "submissions", "together", "undecided")
 
     def __init__(self, contents: Sequence[Any], collector: "PartCollector") -> None:
         self.contents = contents
@@ -210,6 +210,8 @@ class ManyWrites:
         self.outcomes: list[Verdict | Exception | None] = [None] * len(contents)
         """What became of each."""
         self.submissions: list[Submission] = []
+        self.together: Submission | None = None
+        """Instead of them, all in one, if the engine takes several at once."""
         self.undecided = len(contents)
         self.is_due = False
         """Whether some are decided and about to be answered."""

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from keyloft import limits
-from keyloft.core.engine import Engine, Verdict
+from keyloft.core.engine import Engine, TakesSeveral, Verdict
 from keyloft.core.records import Committed, Get
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.joint_reads import read_at_once
@@ -25,6 +25,8 @@ class ManyIntake:
     _decided_writes: list[Request]
     """Those with several writes that are decided and not yet answered."""
     _engine: Engine
+    _several: TakesSeveral | None
+    """The engine, if it takes several batches at once."""
     _loop: asyncio.AbstractEventLoop
     _outbox: Outbox
     _reply_bytes: int
@@ -123,6 +125,12 @@ class ManyIntake:
             request.cancel = partial(self._withdraw_together, request)
         owner.begin_write(request, keys)
         request.is_submitted = True
+        if self._several is not None:
+            try:
+                writes.together = self._several.submit_each(batches, partial(self._decided_at_once, request))
+            except Exception as error:
+                self._decided_at_once(request, [error] * count)
+            return
         for position, batch in enumerate(batches):
             decided = partial(self._decided_together, request, position)
             try:
@@ -134,7 +142,10 @@ class ManyIntake:
         """Don't carry out those of several writes that are not begun; returns whether these are all."""
         writes: ManyWrites = request.content
         count = len(writes.contents)
-        withdrawn = sum([one.withdraw() for one in writes.submissions])
+        if writes.together is not None:
+            withdrawn = count if writes.together.withdraw() else 0
+        else:
+            withdrawn = sum([one.withdraw() for one in writes.submissions])
         if withdrawn < count:
             writes.undecided -= withdrawn
             if not writes.undecided:
@@ -148,6 +159,12 @@ class ManyIntake:
         writes: ManyWrites = request.content
         writes.outcomes[position] = verdict
         writes.undecided -= 1
+        self._answer_soon(request)
+
+    def _decided_at_once(self, request: Request, verdicts: Sequence[Verdict | Exception]) -> None:
+        """Note what became of all of several writes."""
+        writes: ManyWrites = request.content
+        writes.outcomes, writes.undecided = list(verdicts), 0
         self._answer_soon(request)
 
     def _answer_soon(self, request: Request) -> None:

@@ -4,7 +4,6 @@ There is no timer. A lone write starts at once, and the busier the store, the la
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -14,9 +13,8 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.core.engine import Verdict
 from keyloft.core.records import Batch, Committed, Conflict
+from keyloft.engines.commit.submitted import report
 from keyloft.errors import Closed, CommitUnknown, WrongLoop
-
-logger = logging.getLogger(__name__)
 
 _INTERRUPTED: Final = (
     "an exception in the event loop interrupted this write: it was committed or not; read the entry to find out"
@@ -50,6 +48,22 @@ class QueuedBatch(Struct, eq=False):
         return self.is_withdrawn
 
 
+class QueuedBatches(Struct, eq=False):
+    """Batches of one sender that wait for their group, or are in it: always in the same one, each decided by itself."""
+
+    batches: Sequence[Batch]
+    arrived: float
+    done: Callable[[Sequence[Verdict]], None]
+    size: int
+    """How many bytes their values have."""
+    is_in_group: bool = False
+    is_withdrawn: bool = False
+
+    def withdraw(self) -> bool:
+        self.is_withdrawn = not self.is_in_group
+        return self.is_withdrawn
+
+
 class Batcher:
     """Hands groups of batches to `start`, one at a time; the engine calls `finished` after each."""
 
@@ -63,10 +77,10 @@ class Batcher:
         self._recovery = recovery
         self._timer: asyncio.TimerHandle | None = None
         self._rescue: asyncio.Task[None] | None = None
-        self._group_at_tick: list[QueuedBatch] | None = None
+        self._group_at_tick: list[QueuedBatch | QueuedBatches] | None = None
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[QueuedBatch] = deque()
-        self._current: list[QueuedBatch] = []
+        self._waiting: deque[QueuedBatch | QueuedBatches] = deque()
+        self._current: list[QueuedBatch | QueuedBatches] = []
         self._time = self._loop.time
         self._idle = asyncio.Event()
         self._idle.set()
@@ -93,13 +107,22 @@ class Batcher:
             self._queue(queued)
         return queued
 
+    def submit_each(self, batches: Sequence[Batch], done: Callable[[Sequence[Verdict]], None]) -> QueuedBatches:
+        """Queue batches, none of them long; `done` is called once, with the verdict on each.
+
+        For an engine that decides all batches of a group.
+        """
+        queued = QueuedBatches(batches, self._time(), done, sum([batch.size for batch in batches]))
+        self._queue(queued)
+        return queued
+
     def commit(self, batch: Batch) -> "asyncio.Future[Committed | Conflict]":
         """Queue a batch; the future holds its verdict. Cancelling it before the batch is in a group withdraws it."""
         future: asyncio.Future[Committed | Conflict] = self._loop.create_future()
         self._queue(QueuedBatch(batch, self._time(), future))
         return future
 
-    def _queue(self, queued: QueuedBatch) -> None:
+    def _queue(self, queued: QueuedBatch | QueuedBatches) -> None:
         if self._closed:
             raise Closed
         if asyncio.get_running_loop() is not self._loop:
@@ -115,7 +138,7 @@ class Batcher:
     @property
     def arrived_at(self) -> list[float]:
         """When the batches of the current group arrived, by the event loop's time, in order."""
-        return [queued.arrived for queued in self._current]
+        return [queued.arrived for queued in self._current for _ in range(_count(queued))]
 
     def finished(self, verdicts: Sequence[Verdict | None]) -> None:
         """Give the callers of the current group their verdicts, then start the next one.
@@ -123,7 +146,16 @@ class Batcher:
         A batch whose verdict is None joins the next group.
         """
         again: list[QueuedBatch] = []
-        for queued, verdict in zip(self._current, verdicts, strict=True):
+        first = 0
+        for queued in self._current:
+            if isinstance(queued, QueuedBatches):
+                several = [one for one in verdicts[first : first + len(queued.batches)] if one is not None]
+                assert len(several) == len(queued.batches), "this engine decides all batches of a group"
+                first += len(several)
+                report(queued.done, several)
+                continue
+            verdict = verdicts[first]
+            first += 1
             future = queued.future
             if verdict is None:
                 queued.is_in_group = False
@@ -131,10 +163,7 @@ class Batcher:
             elif future is not None and type(verdict) is Committed and not future.done():
                 future.set_result(verdict)  # the common case, without a call
             elif queued.done is not None:
-                try:
-                    queued.done(verdict)
-                except Exception:
-                    logger.exception("a callback for the outcome of a write failed")
+                report(queued.done, verdict)
             elif future is not None and not future.done():  # else the caller was cancelled
                 future.set_exception(verdict) if isinstance(verdict, Exception) else future.set_result(verdict)
         # `_tick` must not keep the group: it would free a long batch at once, while the caller frees it in slices.
@@ -173,7 +202,7 @@ class Batcher:
         await asyncio.sleep(0)
         if not self.idle and self._current is group and len(group) == count:
             await recovery.abandon_group()
-            self.finished([CommitUnknown(_INTERRUPTED) for _ in group])
+            self.finished([CommitUnknown(_INTERRUPTED) for queued in group for _ in range(_count(queued))])
 
     def _hand_over(self) -> None:
         if self._current:
@@ -183,6 +212,17 @@ class Batcher:
         has_long = False
         while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             queued = self._waiting[0]
+            if isinstance(queued, QueuedBatches):
+                if has_long:
+                    break
+                self._waiting.popleft()
+                if not queued.is_withdrawn:
+                    group += queued.batches
+                    queued.is_in_group = True
+                    self._current.append(queued)
+                    operations += len(queued.batches)
+                    size += queued.size
+                continue
             batch = queued.batch
             more = len(batch.checks) + len(batch.mutations)
             # A long batch (`is_long`, without a call) is a group of its own.
@@ -204,3 +244,7 @@ class Batcher:
             self._start(group)
         else:
             self._idle.set()
+
+
+def _count(queued: QueuedBatch | QueuedBatches) -> int:
+    return len(queued.batches) if isinstance(queued, QueuedBatches) else 1

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
-from keyloft.core.engine import Submission, Verdict
+from keyloft.core.engine import Submission
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class _Written:
@@ -18,7 +20,7 @@ WRITTEN: Final[Submission] = _Written()
 """The submission of a batch that is written already."""
 
 
-def report(done: Callable[[Verdict], None], verdict: Verdict) -> None:
+def report(done: Callable[[T], None], verdict: T) -> None:
     """Call `done`; an exception in it is logged, and harms no other caller."""
     try:
         done(verdict)

@@ -144,6 +144,13 @@ class SqliteEngine(ClosableEngine):
             self._note_caller(self._callers)
         return self._batcher.submit(batch, done)
 
+    def submit_each(self, batches: Sequence[Batch], done: Callable[[Sequence[Verdict]], None]) -> Submission:
+        if self.refusal is not None:
+            raise Closed(self.refusal)
+        if self._callers is not None:
+            self._note_caller(self._callers)
+        return self._batcher.submit_each(batches, done)
+
     def _note_caller(self, callers: LoneCallers) -> None:
         if self._batcher.is_empty:
             callers.note(monotonic())
