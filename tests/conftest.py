@@ -34,8 +34,13 @@ settings.load_profile("keyloft")
 LONGEST_CALLBACK_SECONDS = 0.75 if sys.gettrace() is None else 2.0  # measuring coverage takes its time
 
 
-LONGEST = ("tests/withstand/test_clusters.py", "tests/http/page/test_browser.py", "tests/docs/test_docs.py")
-"""Modules whose tests come first: a run would wait for them in the end, or start a browser in each worker."""
+LONGEST = (
+    "tests/withstand/test_clusters.py",
+    "tests/http/page/test_browser.py",
+    "tests/http/test_watch_memory.py::test_a_service_that_is_asked_for_many_large_values_stays_small",
+    "tests/docs/test_docs.py",
+)
+"""Modules and tests that come first: a run would wait for them in the end, or start a browser in each worker."""
 
 
 REPEATED = {
