@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 
 class NoCopies:
-    """What belongs to the process that has opened it: `multiprocessing` and `copy` get an error that says what to do."""
+    """What belongs to the process that has opened it: `multiprocessing` and `copy` get an error with the cure."""
 
     if not TYPE_CHECKING:
 
