@@ -20,11 +20,12 @@ from nats.errors import MaxPayloadError
 from nats.protocol.parser import Parser
 
 import keyloft
-from keyloft.nats import compatibility, messages
+from keyloft.nats import compatibility, messages, subscribing
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.connection import connect
 from keyloft.nats.handlers import Handled
-from keyloft.nats.messages import NatsConnection, publish_all, publish_to_all, subscribe_at_once
+from keyloft.nats.messages import NatsConnection, publish_all, publish_to_all
+from keyloft.nats.subscribing import subscribe_at_once
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from tests.support.nats import private_server
 
@@ -85,7 +86,7 @@ class TestCheck:
         assert extras["nats"] == [f"nats-py[nkeys]{compatibility.NATS_PY}"]
 
     def test_every_part_that_is_used_is_checked_and_no_other(self) -> None:
-        tree = ast.parse(inspect.getsource(messages))
+        tree = ast.parse(inspect.getsource(messages) + inspect.getsource(subscribing))
         classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.bases]
         used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         defined = {

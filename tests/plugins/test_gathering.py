@@ -188,7 +188,7 @@ async def test_it_works_on_a_connection_of_the_callers(nats_url: str, service: D
 
 
 async def test_without_a_service_each_caller_gets_an_error_of_its_own(nats_url: str) -> None:
-    async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="nobody.kv") as client:
+    async with await DatabaseClient.connect(nats_url, plugin_name="trivia", prefix="absent.kv") as client:
         calls = [client.kv.get(f"key-{number}") for number in range(3)]
         failures = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(failure) for failure in failures] == [keyloft.NoService] * 3

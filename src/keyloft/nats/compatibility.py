@@ -1,4 +1,4 @@
-"""Checks that the installed nats-py has the private parts that `messages.py` uses."""
+"""Checks that the installed nats-py has the parts that `messages.py` and `subscribing.py` rely on."""
 
 import importlib.metadata
 import inspect

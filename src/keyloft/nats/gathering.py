@@ -19,8 +19,9 @@ from nats.aio.subscription import Subscription
 from keyloft import errors, limits
 from keyloft.core.values import decode_json, read_json
 from keyloft.nats.compatibility import check_nats_py
-from keyloft.nats.messages import publish_requests, subscribe_at_once
+from keyloft.nats.messages import publish_requests
 from keyloft.nats.resending import is_overtaken
+from keyloft.nats.subscribing import subscribe_at_once
 
 _MANY: Final = b'{"parts":true,"requests":[%b]}'
 _PROBE: Final = _MANY % b""

@@ -9,13 +9,12 @@ import importlib
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from nats.aio import transport
 from nats.aio.client import Client as Nats
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, Transport
 from nats.errors import BadSubjectError, MaxPayloadError
@@ -419,28 +418,6 @@ async def publish_requests(connection: Nats, requests: Sequence[tuple[str, str, 
         return
     await connection._send_command(commands)
     await connection._flush_pending()
-
-
-class _EachMessage:
-    """Stands for the future that nats-py gives the message of a subscription to: it takes any number of them."""
-
-    def __init__(self, deliver: Callable[[Msg], None]) -> None:
-        self._deliver = deliver
-
-    def cancelled(self) -> bool:
-        return False
-
-    def set_result(self, message: Msg) -> None:
-        try:
-            self._deliver(message)
-        except Exception:
-            logger.exception("NATS: a message could not be handled")
-
-
-async def subscribe_at_once(connection: Nats, subject: str, deliver: Callable[[Msg], None]) -> Subscription:
-    """Subscribe, and let a function have each message as it is read: without nats-py's queue and task between."""
-    each: Any = _EachMessage(deliver)
-    return await connection.subscribe(subject, future=each)
 
 
 async def publish_to_all(connection: Nats, subjects: Sequence[bytes], data: bytes) -> None:
