@@ -149,10 +149,10 @@ class ServiceClient(AsyncClosing):
             TimedOut: No reply arrived in time.
             Closed: This client is closed.
         """
-        return self.accepted(await self._ask(prefix, operation, to_json(fields)))
+        return self._accepted(await self._ask(prefix, operation, to_json(fields)))
 
     def _ask(self, prefix: str, operation: str, data: bytes) -> "asyncio.Future[Any]":
-        """Send a request; its reply, for `accepted`, or its error is in the future."""
+        """Send a request; its reply, for `_accepted`, or its error is in the future."""
         if self._is_closed:
             raise errors.Closed("this client is closed: make a new one")
         if self.sender is None:
@@ -180,7 +180,7 @@ class ServiceClient(AsyncClosing):
         waited = f"no answer to {subject} within {self._timeout:g} s ({state})"
         return errors.TimedOut(f"{waited}; it may have been carried out, or not")
 
-    def accepted(self, reply: Any) -> dict[str, Any]:
+    def _accepted(self, reply: Any) -> dict[str, Any]:
         """A reply to a request that was carried out.
 
         Raises:

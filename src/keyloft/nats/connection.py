@@ -1,13 +1,16 @@
 """Connects to NATS and stays connected."""
 
 import asyncio
+import importlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from nats.aio import transport
 from nats.aio.client import DEFAULT_INBOX_PREFIX
 from nats.aio.client import Client as Nats
 from nats.errors import AuthorizationError
@@ -19,11 +22,18 @@ from keyloft.core.log_text import printable
 from keyloft.errors import NotPermitted
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.log_rate import LogRate
-from keyloft.nats.messages import NatsConnection, use_websockets
+from keyloft.nats.messages import NatsConnection
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def _use_websockets() -> None:
+    """Let nats-py use aiohttp for addresses that begin with ws: or wss:, also where it was imported without."""
+    if getattr(transport, "aiohttp", True) is None:
+        with suppress(ImportError):  # not installed: nats-py says so when it connects
+            vars(transport).update({name: importlib.import_module(name) for name in ("aiohttp", "multidict")})
 
 
 class Login(Struct, frozen=True):
@@ -83,7 +93,7 @@ async def connect(
     """
     check_nats_py()
     if any(["ws://" in one or "wss://" in one for one in ([servers] if isinstance(servers, str) else servers)]):
-        use_websockets()
+        _use_websockets()
     connection = NatsConnection()
     hopeless: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
     last_logged, inbox, has_connected = "", inbox_prefix(options), False

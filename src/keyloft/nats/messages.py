@@ -5,15 +5,12 @@ parts that are used here.
 """
 
 import asyncio
-import importlib
 import logging
 import re
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
-from nats.aio import transport
 from nats.aio.client import Client as Nats
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, Transport
@@ -35,13 +32,6 @@ try:
     from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 except ImportError as error:
     raise incompatible(str(error)) from error
-
-
-def use_websockets() -> None:
-    """Let nats-py use aiohttp for addresses that begin with ws: or wss:, also where it was imported without."""
-    if getattr(transport, "aiohttp", True) is None:
-        with suppress(ImportError):  # not installed: nats-py says so when it connects
-            vars(transport).update({name: importlib.import_module(name) for name in ("aiohttp", "multidict")})
 
 
 class NatsConnection(Nats):

@@ -91,8 +91,8 @@ class DatabaseClient(ServiceClient):
         """
         return self._request(self._subjects_before, operation, fields)
 
-    def send(self, operation: str, data: bytes) -> "asyncio.Future[Any]":
-        """Send a request that is JSON already; `accepted` reads its reply. Without a coroutine, it is faster."""
+    def _send(self, operation: str, data: bytes) -> "asyncio.Future[Any]":
+        """Send a request that is JSON already; `_accepted` reads its reply. Without a coroutine, it is faster."""
         return self._ask(self._subjects_before, operation, data)
 
     def subject(self, operation: str) -> str:
