@@ -1,4 +1,4 @@
-"""Accepts the requests of a service, or refuses them by its bounds, before anything of their messages is read."""
+"""Accepts the requests of a service, or refuses them by its bounds, before their messages are parsed."""
 
 from collections.abc import Callable, Coroutine
 from time import perf_counter
@@ -19,7 +19,7 @@ _UNROUTED: Final = Route("", UNKNOWN_OPERATION, None)
 
 
 class Admission(InternalRequests):
-    """The part of an intake that messages reach first. It never awaits: they are read as fast as they arrive."""
+    """The part of an intake that messages reach first. It never awaits, so messages are read as fast as they arrive."""
 
     _bounds: IntakeBounds
     _most_requests: int
@@ -38,7 +38,8 @@ class Admission(InternalRequests):
             if self._is_refused_name(subject, size):
                 return self._refuse_others(reply)
             try:
-                # To find out what a subject means takes longer than all else here: in a flood of names, a turn does it.
+                # Finding out what a subject means is the slowest step here; in a flood of names it is left to the
+                # owner's turn.
                 route = _UNROUTED if owners.shares_queue(subject) else owners.route(subject)
             except EventSubject:
                 return []
@@ -77,10 +78,10 @@ class Admission(InternalRequests):
         """Accept a request that did not arrive over NATS, as if it had arrived on this subject.
 
         Args:
-            subject: Its owner and its operation.
-            data: What its message would be.
+            subject: Names the owner and the operation.
+            data: What the message over NATS would contain.
             answer: Called with the reply, later, unless the request is withdrawn before.
-            operation: Carries it out in place of the one that the subject names.
+            operation: Carries out the request, instead of the operation that the subject names.
 
         Raises:
             Busy: Too much is waiting.
@@ -90,7 +91,7 @@ class Admission(InternalRequests):
         refused = self.receive(subject, DIRECT, data)
         if refused is not None:
             if isinstance(refused, Coroutine):
-                refused.close()  # it slows down what arrives over NATS
+                refused.close()  # the reader of NATS would await it, to slow down
             raise Busy(TOO_MUCH)
         request = owners.known.get(route.owner, owners.others).waiting[-1]
         if operation is not None:
@@ -98,21 +99,21 @@ class Admission(InternalRequests):
         return DirectRequest(self, request, data, answer)
 
     def withdraw(self, request: Request, data: bytes) -> None:
-        """Don't carry out a request that was handed in with this data, if that is still possible, nor answer it."""
+        """Don't answer a request that was handed in with this data, and stop it, if that is still possible."""
         request.collector, request.reply = None, b""
-        if request.content is data:  # it waits to be read
+        if request.content is data:  # the request waits to be read
             request.operation, request.content = WITHDRAWN, b""
             return
-        request.is_given_up = True  # it may wait for earlier requests
+        request.is_given_up = True  # the request may wait for earlier ones
         if request.stop() and isinstance(request.operation, EngineWrite):
             self.end(request)
 
     def end(self, request: Request) -> None:
-        """A request is done."""
+        """Note that a request is done, and make room for the next one."""
         raise NotImplementedError
 
     def refuses(self, subject: bytes, reply: bytes, size: int) -> bool:
-        """Whether a large message, of which no more than its size is known, is refused because too much is waiting."""
+        """Whether a large message, of which only the size is known yet, is refused because too much is waiting."""
         size += len(reply) + limits.REQUEST_BYTES
         if (route := self._owners.routes.get(subject)) is None:
             if is_refused := self._is_refused_name(subject, size):
@@ -125,9 +126,9 @@ class Admission(InternalRequests):
         return True
 
     def _is_refused_name(self, subject: bytes, size: int) -> bool:
-        """Whether a subject that is not remembered names no owner with a queue of its own, and the common one is full.
+        """Whether an unknown subject names an owner without a queue of its own, and the shared queue is full.
 
-        What a service publishes as events arrives here, too: the prefix is the same.
+        The events that a service publishes arrive here, too, because they have the same prefix.
         """
         owners = self._owners
         if owners.others.request_bytes + size <= self._bounds.owner_bytes or b".events." in subject:
@@ -135,12 +136,12 @@ class Admission(InternalRequests):
         return not owners.knows(subject)
 
     def _refuse_others(self, reply: bytes) -> Handled:
-        """Refuse what names an owner without a queue of its own, whatever it asks for: there may be very many."""
+        """Refuse all requests of owners without a queue of their own, without reading them: there may be very many."""
         replies = self._refuse(self._owners.others, NO_OPERATION, reply)
         return self._outbox.wait_for_room() if self._outbox.is_full() else RefusedNames(self._owners.knows, replies)
 
     def _refuse(self, owner: Owner, operation: Operation, reply: bytes) -> list[bytes]:
-        """Answer a message with BUSY; returns the list to which those that follow may be added."""
+        """Answer a message with BUSY; returns the list to which the reader may add the messages that follow."""
         replies = self._outbox.refuse(owner, operation)
         replies.append(reply)
         return replies

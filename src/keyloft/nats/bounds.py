@@ -11,7 +11,7 @@ class IntakeBounds(Struct, frozen=True, kw_only=True):
     owner_bytes: int = limits.OWNER_BYTES
     """How many bytes the unanswered requests of one owner may have."""
     all_bytes: int = limits.INTAKE_BYTES
-    """The same for all owners together; a quarter of it is for the replies that are being made."""
+    """How many bytes all owners together may have; a quarter of it is for the replies that are being made."""
     requests_per_second: float | None = None
     """How many requests one owner may send a second; None for any number."""
 
@@ -22,7 +22,7 @@ class IntakeBounds(Struct, frozen=True, kw_only=True):
 
     @property
     def reserve_bytes(self) -> int:
-        """How many more for owners with little unanswered: a few that have much can't shut out all others."""
+        """How many more bytes are kept for owners with little unanswered, so that a few can't shut out all others."""
         return self.all_bytes // 8
 
     @property

@@ -15,7 +15,7 @@ class ChangeReader:
         self.watch = watch
         self._since = since
         self._left: list[LoggedChange] = []
-        """Changes that are taken from the log and not yet returned, the last one first."""
+        """Changes that were read from the log and are not yet returned, the last one first."""
 
     @property
     def reached(self) -> int:
@@ -27,7 +27,7 @@ class ChangeReader:
 
     @property
     def has_more(self) -> bool:
-        """Whether there may be more to take."""
+        """Whether the log may have more changes."""
         return bool(self._left) or self.watch.is_woken
 
     async def next_changes(self) -> list[tuple[LoggedChange, bool]]:

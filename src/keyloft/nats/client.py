@@ -54,7 +54,7 @@ class ServiceClient(AsyncClosing):
         self._owns_connection = False
         self._is_closed = False
         self.sender: RequestSender | None = None
-        """Sends the requests, from the first one on; for tests."""
+        """Sends the requests; made with the first one. Public for tests."""
         self.watches: dict[RemoteWatch, str] = {}
         """The open watches, each with the subject of its events."""
 
@@ -139,8 +139,8 @@ class ServiceClient(AsyncClosing):
 
         Args:
             prefix: The subject before the operation.
-            operation: What is asked for.
-            fields: Those of the request.
+            operation: The name of the operation.
+            fields: The fields of the request.
 
         Raises:
             KeyloftError: The service refused it; the class of the error has the reason.
@@ -152,7 +152,7 @@ class ServiceClient(AsyncClosing):
         return self._accepted(await self._ask(prefix, operation, to_json(fields)))
 
     def _ask(self, prefix: str, operation: str, data: bytes) -> "asyncio.Future[Any]":
-        """Send a request; its reply, for `_accepted`, or its error is in the future."""
+        """Send a request; the future gets its reply, which `_accepted` checks, or its error."""
         if self._is_closed:
             raise errors.Closed("this client is closed: make a new one")
         if self.sender is None:

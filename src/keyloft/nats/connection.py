@@ -208,9 +208,9 @@ async def cancel(task: "asyncio.Future[Any]") -> None:
 
 
 async def flush(nats: Nats) -> None:
-    """Wait until the server has carried out what was sent. It goes on if its caller is cancelled.
+    """Wait until the server has carried out what was sent. If the caller is cancelled, the flush goes on.
 
-    nats-py would fail at the server's answer to a flush that was cancelled, and connect again.
+    Otherwise nats-py would fail at the server's answer to a cancelled flush, and connect again.
     """
     flushing = asyncio.ensure_future(nats.flush())
     flushing.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,4 +1,4 @@
-"""Answers the requests whose sender has waited long enough, in slices, so that others don't wait meanwhile."""
+"""Answers requests whose deadline has passed, in slices, so that other requests don't wait meanwhile."""
 
 import asyncio
 from collections import deque
@@ -14,28 +14,28 @@ NOT_CARRIED_OUT: Final = "; it was not carried out"
 
 
 class UnansweredRequests(Protocol):
-    """The requests that are not yet answered, and how they are."""
+    """The requests that are not yet answered, and how to answer them."""
 
     @property
     def owners(self) -> Iterable[Owner]: ...
 
     @property
     def calls(self) -> Collection[Request]:
-        """Those that are carried out by a coroutine."""
+        """The requests that are carried out by a coroutine."""
 
     @property
     def reads(self) -> Mapping["asyncio.Task[None]", Sequence[Request]]:
-        """Those that wait for the database to read; a task that is cancelled answers its own."""
+        """The requests that wait for a read of the database, by task; a cancelled task answers its own requests."""
 
     def refuse(self, request: Request, error: Exception) -> None:
         """Answer a request with an error."""
 
     def end(self, request: Request) -> None:
-        """A request is done."""
+        """Note that a request is done."""
 
 
 class Deadlines:
-    """Checks four times within a deadline, while there are requests. What was published has no deadline."""
+    """Checks four times within a deadline, while there are requests. Published messages have no deadline."""
 
     def __init__(self, unanswered: UnansweredRequests, reserved: tuple[bytes, ...], seconds: float) -> None:
         """Args:
@@ -53,7 +53,7 @@ class Deadlines:
         """Requests that were not begun in time, and are about to be refused."""
 
     def start(self) -> None:
-        """There are requests now."""
+        """Begin to check, because there are requests now."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds / 4, self._check)
 
@@ -66,7 +66,7 @@ class Deadlines:
         return Stalled(f"the database has not answered within {self._seconds:g} s{more}")
 
     def give_up_late(self, late: float) -> None:
-        """Give up what waits for the database since before a time."""
+        """Give up the requests that have waited for the database since before a time."""
         for request in list(self._unanswered.calls):
             if request.reply and request.arrived <= late:
                 self._give_up(request)
@@ -93,14 +93,14 @@ class Deadlines:
         """Answer the late requests of an owner, until this slice ends; returns whether some are left."""
         for request in owner.held_up():
             if request.reply and request.arrived <= late:
-                # It keeps its place, and ends with the writes that it waits for.
+                # The request keeps its place in the order: it ends together with the writes that it waits for.
                 request.is_given_up = True
                 self._unanswered.refuse(request, self.stalled(NOT_CARRIED_OUT))
         for request in list(owner.writes.values()):
             if request.reply and request.arrived <= late and request not in self._unanswered.calls:
                 self._give_up(request)
         if owner.waiting and owner.waiting[0].arrived <= late:
-            # Once for all of them: what was published has no deadline, and may be in between.
+            # One pass for all of them: published messages, which have no deadline, may stand in between.
             kept: deque[Request] = deque()
             for request in owner.waiting:
                 (self._late if request.reply and request.arrived <= late else kept).append(request)

@@ -7,8 +7,8 @@ from keyloft.errors import KeyloftError
 from keyloft.nats.requests import RefusedOperation, Request
 
 DIRECT: Final = b"not over NATS"
-"""Stands for the reply subject of such a request: a client waits for its reply, so it has a deadline. A subject of NATS
-has no space."""
+"""Stands for the reply subject of a direct request, which has a deadline because its client waits. It is no subject of
+NATS, since those have no space."""
 WITHDRAWN: Final = RefusedOperation(KeyloftError, "the client no longer waits for this reply")
 """Stands for the operation of a request that was withdrawn before it was read."""
 
@@ -41,7 +41,7 @@ class DirectRequest:
         self._answer(reply)
 
     def withdraw(self) -> None:
-        """The client waits for the reply no more: what has not begun is not begun, and reads are given up.
+        """Note that the client no longer waits for the reply: nothing more is begun for it, and its reads are given up.
 
         A write may be carried out nevertheless.
         """

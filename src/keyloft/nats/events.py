@@ -20,12 +20,12 @@ class Event(Struct, frozen=True, gc=False):
 
     key: str
     version: int
-    """Of the commit; of an expiry, the version up to which all changes were reported before it."""
+    """The version of the commit; for an expiry, the version up to which all changes were reported before it."""
     deleted: bool = False
 
 
 class EventMessage(Struct, kw_only=True, omit_defaults=True, gc=False):
-    """An event, or without a key the news that all events up to a version were published; or an error."""
+    """An event; without a key, a report that all events up to a version were published; or an error."""
 
     key: str | UnsetType = UNSET
     version: int
@@ -33,7 +33,7 @@ class EventMessage(Struct, kw_only=True, omit_defaults=True, gc=False):
     run: int
     sequence: int
     more: bool = False
-    """Another event of the same version may follow."""
+    """Whether another event of the same version may follow."""
     error_code: str | UnsetType = UNSET
     message: str | UnsetType = UNSET
 

@@ -1,4 +1,4 @@
-"""Sends a client's requests in their order. Those that are made together travel in one message: a `many`.
+"""Sends a client's requests in their order. Requests that are made together travel in one message: a `many`.
 
 Calls of one iteration of the event loop are gathered, and calls that are made while the connection can't take more.
 A call that is alone is sent alone. The service answers a `many` in parts, so that no caller waits for another's write.
@@ -26,7 +26,7 @@ from keyloft.nats.subscribing import subscribe_at_once
 _MANY: Final = b'{"parts":true,"requests":[%b]}'
 _PROBE: Final = _MANY % b""
 _OP_BYTES: Final = 32
-"""What a request takes beyond its fields, at most: its operation, and a comma."""
+"""How many bytes a request takes beyond its fields, at most: its operation, and a comma."""
 _STATUS: Final = "Status"
 _NO_RESPONDERS: Final = "503"
 _OVERTAKEN: Final = (
@@ -45,7 +45,7 @@ class _ManyPart(Struct):
 
 
 class _ManyTexts(_ManyPart):
-    """The same with the texts of the replies, for a part with a reply that takes more than msgspec to decode."""
+    """The same part with the replies as texts, because msgspec alone can't decode one of them."""
 
     replies: list[tuple[int, Raw]] = []
 
@@ -64,7 +64,7 @@ class ClientCall(Struct, eq=False):
     reply: "asyncio.Future[Any]"
     """What the service has answered, decoded."""
     ends: float
-    """When its caller waits no longer."""
+    """When its caller stops waiting."""
     is_alone: bool
     """Whether it must not travel with others."""
 
@@ -73,7 +73,7 @@ class ClientCall(Struct, eq=False):
         return f"{self.prefix}.{self.operation}"
 
     def answer(self, data: bytes) -> None:
-        """Hand out a reply, unless the caller waits no longer."""
+        """Hand the reply to the caller, unless the caller no longer waits."""
         if self.reply.done():
             return
         try:
@@ -148,7 +148,7 @@ class RequestSender:
         self.has_many = False
         """Whether the service has answered a `many`. An older one does not, and older permissions don't allow it."""
         self._next_probe = 0.0
-        """When to ask again whether it does."""
+        """When to ask again whether the service has `many`."""
         self._expiring: asyncio.TimerHandle | None = None
 
     @property
@@ -163,11 +163,11 @@ class RequestSender:
         return [call for call in (*sent, *self._unsent, *self._again, *self._queue) if not call.reply.done()]
 
     def ask(self, prefix: str, operation: str, data: bytes) -> "asyncio.Future[Any]":
-        """Send a request soon; the caller awaits its reply, or the error that its caller gets.
+        """Send a request soon; the future gets its reply, or the error for the caller.
 
         Args:
             prefix: The subject before the operation.
-            operation: What is asked for.
+            operation: The name of the operation.
             data: The fields of the request, as JSON.
         """
         is_alone = operation not in self._gathered or data == b"{}"
@@ -198,7 +198,7 @@ class RequestSender:
     def send_singly(self, message: SentMessage) -> None:
         """Send the calls of a `many` that was not carried out again, each alone, and no `many` for a while.
 
-        A call fails if a later request of its key was sent alone meanwhile: sent again, it would come behind that.
+        A call fails if a later request of its key was sent alone meanwhile: sent again, it would be carried out later.
         """
         del self._sent[message.number]
         self.has_many, self._next_probe = False, monotonic() + limits.MANY_PROBE_SECONDS
@@ -213,7 +213,7 @@ class RequestSender:
         self._start_sending()
 
     def subscribe_again(self) -> None:
-        """The next request subscribes to its replies once more: NATS has refused it."""
+        """Let the next request subscribe to replies again, because NATS has refused the subscription."""
         self._subscription = None
 
     # Sending
@@ -310,7 +310,7 @@ class RequestSender:
     def _arrived(self, arrived: Msg) -> None:
         message = self._sent.get(arrived.subject.rpartition(".")[2])
         if message is None:
-            return  # too late
+            return  # its callers no longer wait
         data = arrived.data
         if not data and arrived.headers and arrived.headers.get(_STATUS) == _NO_RESPONDERS:
             del self._sent[message.number]
@@ -333,7 +333,7 @@ class RequestSender:
             if part.error_code == errors.InvalidSubject.code:
                 self.send_singly(message)
                 return
-            # It was refused as a whole, which each caller learns as if it had been alone.
+            # The `many` was refused as a whole: each caller gets the refusal, as if its call had been alone.
             for call in calls:
                 call.answer(data)
         else:
@@ -360,7 +360,7 @@ class RequestSender:
                 del self._sent[message.number]
         later = [call.ends for call in waiting if call.ends > now]
         if later := [*later, *[message.ends for message in self._sent.values()]]:
-            # Not one by one: thousands of calls may end within a few milliseconds.
+            # Not a timer for each call: thousands may end within a few milliseconds.
             self._expiring = self._loop.call_at(max(min(later), now + limits.CALL_EXPIRY_SECONDS), self._expire)
 
 

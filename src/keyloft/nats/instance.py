@@ -1,4 +1,4 @@
-"""Tells the other instances of a service that this one is alive, and how far it has published."""
+"""Reports to the other instances of a service that this one is alive, and up to which version it has published."""
 
 import asyncio
 
@@ -14,8 +14,8 @@ from keyloft.nats.leases import SPACE, LeaseRows, PublishedProgress, new_id, sto
 class PublishingInstance:
     """This instance of a service, which is alive until its heartbeat row expires.
 
-    By its own clock it is alive for a little less, since that time begins before the row is written. After a late
-    heartbeat, or a lost connection to NATS, its last messages may not have arrived: it begins again under another id.
+    The instance itself counts from before the row is written, so it stops a little earlier than others notice. After a
+    late heartbeat, or a lost connection to NATS, its last messages may be lost: it begins again under another id.
     """
 
     def __init__(self, nats: Nats, engine: Engine, rows: LeaseRows) -> None:
@@ -25,11 +25,11 @@ class PublishingInstance:
         self.id = ""
         """Its id; empty until it has joined."""
         self._confirmed = PublishedProgress()
-        """Up to where NATS has confirmed that it has all events."""
+        """The progress up to which NATS has confirmed that it has all events."""
         self._version = 0
-        """Of the heartbeat row."""
+        """The version of the heartbeat row."""
         self._until = 0.0
-        """Until when it is alive, by the event loop's clock."""
+        """Until when the instance counts as alive, by the event loop's time."""
         self._reconnects = -1
         """How many times the connection was restored before it joined."""
         self._joining = asyncio.Lock()
@@ -63,7 +63,7 @@ class PublishingInstance:
         """Stay alive: store the heartbeat, and the progress that NATS confirmed after the heartbeat before this one.
 
         Args:
-            sent: Up to where all events are handed to NATS now.
+            sent: The progress up to which all events have been passed to NATS.
         """
         if not self.is_alive:
             return
@@ -80,7 +80,7 @@ class PublishingInstance:
             self.lapse()
             return
         self._version, self._until = done.version, began + limits.HEARTBEAT_SECONDS
-        # Twice: the ping of a plain client of nats-py may overtake what is in its buffer.
+        # nats-py sends a ping before what is in its buffer: the first flush sends the buffer, the second waits for it.
         for _ in range(2):
             await self._nats.flush(round(limits.HEARTBEAT_SECONDS))
         self._confirmed = sent
@@ -90,7 +90,7 @@ class PublishingInstance:
         self._until = 0.0
 
     async def leave(self) -> None:
-        """Let others take over at once; the progress stays for them."""
+        """Let other instances take over at once; the progress row stays for them."""
         self.lapse()
         if instance := self.id:
             self.id = ""

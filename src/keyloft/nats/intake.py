@@ -1,7 +1,7 @@
 """Takes in the requests of a service: bounds in bytes, owners that take turns, order within an owner, deadlines.
 
 The path of a message: `receive` (`admission.py`) puts it into its owner's queue, or refuses it if the queue is full.
-What arrives over HTTP takes the same path from `hand_in` on.
+Requests over HTTP take the same path from `hand_in` on.
 Owners take turns (`scheduler.py`): an owner's messages are read, and what they ask for is begun. The reply goes to the
 outbox, and `end` makes room for the next request.
 """
@@ -69,7 +69,7 @@ class Intake(Admission, ManyIntake):
         self._reserved = tuple([prefix.encode() for prefix in reserved])
         self._deadline = deadline
         self._bounds = bounds
-        # Attributes of its own, since each request asks for them.
+        # Copied into attributes, which are faster to read: each request needs them.
         self._most_requests, self._reserve = bounds.request_bytes, bounds.reserve_bytes
         self._most_replies = bounds.reply_bytes
         self._loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class Intake(Admission, ManyIntake):
         self._writes: list[Request] = []
         """Writes that are decided and not yet answered."""
         self._verdicts: list[Verdict] = []
-        """What became of them."""
+        """The verdicts of these writes."""
         self._decided_writes = []
         self.deadlines = Deadlines(self, self._reserved, deadline)
         self._is_empty = asyncio.Event()
@@ -121,7 +121,7 @@ class Intake(Admission, ManyIntake):
             owner.under_way += 1
             owner.under_way_bytes += request.size
             self._start(request, now, reads)
-            # To ask for the time takes as long as a tenth of a small request.
+            # Reading the clock takes a tenth of the time of a small request.
             if request.size > limits.SMALL_REQUEST_BYTES or not len(waiting) % 8:
                 now = perf_counter()
         if reads:
@@ -198,7 +198,7 @@ class Intake(Admission, ManyIntake):
             self._begin(request, reads)
 
     def _call_waits(self, request: Request, operation: Call, reads: PendingReads) -> bool:
-        """Whether a call waits for earlier requests; later ones wait for it from now on, as far as it concerns them."""
+        """Whether a call waits for earlier requests. From now on, later requests of its keys wait for it."""
         owner, written = request.owner, operation.written(request.content)
         if written is None or written:
             self._turn_reads.make_before(owner, reads, written)
@@ -240,14 +240,15 @@ class Intake(Admission, ManyIntake):
         except Exception as error:
             self._answer([request], [error])
         else:
-            # Not of several keys: what waits for it would not wait for the earlier writes of these keys.
+            # A write of several keys is not withdrawn: requests that wait for it would not wait for the earlier writes
+            # of these keys.
             if len(request.written or ()) < 2:
                 request.cancel = submission.withdraw
             if not request.is_submitted:
                 owner.submitted(request)
 
     def _decided(self, request: Request, verdict: Verdict) -> None:
-        """Note what became of a write: those that are decided at the same time are answered together."""
+        """Note what became of a write. Writes that are decided at the same time are answered together."""
         if not self._writes:
             self._loop.call_soon(self._answer_writes)
         self._writes.append(request)
@@ -260,7 +261,7 @@ class Intake(Admission, ManyIntake):
         self._answer(writes, verdicts)
         for request in together:
             self._answer_together(request)
-        # Before the engine begins the next group: the senders go on while it works.
+        # Answered before the engine begins the next group, so that the senders go on while the engine works.
         self._send_replies()
 
     def _call(self, request: Request, operation: Call) -> None:
@@ -280,7 +281,7 @@ class Intake(Admission, ManyIntake):
             self.refuse(request, error)
 
     def _called(self, request: Request, task: "asyncio.Task[None]") -> None:
-        """A call has ended, or was cancelled because its deadline was over, perhaps before its first step."""
+        """End a request whose call has ended, or was cancelled at its deadline, perhaps before its first step."""
         self._tasks.discard(task)
         self.calls.discard(request)
         self.end(request)
@@ -318,7 +319,7 @@ class Intake(Admission, ManyIntake):
                 owner.end_write(request)
             elif request.read is not None:
                 owner.end_read(request)
-            # As in `end` and in `_make_room`: nothing else would free them.
+            # As in `end` and in `_make_room`: otherwise these requests would never be freed.
             request.cancel = request.content = None
             owner.under_way -= 1
             owner.under_way_bytes -= size
@@ -371,10 +372,10 @@ class Intake(Admission, ManyIntake):
             request.reserved -= len(reply)  # the outbox has them now
 
     def end(self, request: Request) -> None:
-        """A request is done."""
+        """Note that a request is done, and let its owner go on."""
         owner = request.owner
-        # What it cancels refers back to the request. Python's garbage collector does not follow requests (`gc=False`):
-        # it would free neither.
+        # `cancel` refers back to the request, and Python's garbage collector does not follow requests (`gc=False`):
+        # it would free neither of the two.
         request.cancel = request.content = None
         if request.written is not None:
             owner.end_write(request)
@@ -383,7 +384,7 @@ class Intake(Admission, ManyIntake):
         self._make_room(owner, request.size, request.reserved)
 
     def _make_room(self, owner: Owner, size: int, reply_size: int) -> None:
-        """Give back what a finished request of an owner counted as, and the room for a reply that it left."""
+        """Give back the bytes that a finished request counted as, and what is left of the room for its reply."""
         owner.under_way -= 1
         owner.under_way_bytes -= size
         owner.request_bytes -= size

@@ -1,6 +1,6 @@
 """Makes the point reads of several owners' turns together: an engine on this machine takes less time for many at once.
 
-With ten owners that have six gets each, a get takes a tenth less of the processor's time than with a read per owner.
+With ten owners that have six gets each, a get takes a tenth less CPU time than with a read per owner.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from keyloft.nats.requests import Owner, Request
 
 
 def read_at_once(engine: Engine, asks: Sequence[Get]) -> Sequence[Record | None] | None:
-    """What an engine that `reads_at_once` answers; None if it has to wait, or fails: each request has its own error."""
+    """The answers of an engine that `reads_at_once`; None if it has to wait, or fails: then each owner reads alone."""
     reading = engine.read(*asks)
     try:
         reading.send(None)
@@ -56,7 +56,7 @@ class JointReads:
             self._make(owner, requests)
             return
         if self._begun and self._count + len(requests) > limits.GETS_PER_READ:
-            # Their senders go on while others' requests are read.
+            # Sent now, so that their senders go on while others' requests are read.
             self._make_in_turn_of(owner)
         self._begun[owner] = requests
         self._count += len(requests)
@@ -92,7 +92,7 @@ class JointReads:
         if (records := read_at_once(self._engine, [request.content for request in requests])) is None:
             return False
         self._answer(requests, records)
-        # What it takes to read and to answer an entry hardly depends on its owner, apart from its size.
+        # The time to read and answer an entry depends on its size, and hardly on its owner.
         sizes, first = [], 0
         for some in begun.values():
             found = [len(record.value) for record in records[first : first + len(some)] if record is not None]

@@ -1,4 +1,4 @@
-"""Leases of watches as they are stored: whose changes are published where, by which instance, and from which version.
+"""Stored leases of watches: whose changes are published where, by which instance, and from which version.
 
 They are rows of the semantic space behind bytes that no other row begins with. A lease is a row that expires unless its
 client renews it. It names the instance of the service that publishes its events. An instance counts as alive until its
@@ -70,7 +70,7 @@ def new_id() -> str:
 
 
 def watched_bytes(keys: Sequence[str] | None) -> int:
-    """How many bytes the keys of a watch take in the memory of a service, about."""
+    """About how many bytes the keys of a watch take in the memory of a service."""
     return sum([len(key.encode()) + limits.LEASE_KEY_BYTES for key in keys or ()])
 
 
@@ -113,7 +113,7 @@ class LeaseRows:
 
     @property
     def all(self) -> tuple[bytes, bytes]:
-        """The range of all of them."""
+        """The range of all these rows."""
         return self._before, self._before[:-1] + b"\x01"
 
     def lease(self, names: Sequence[str], lease_id: str) -> bytes:

@@ -48,5 +48,5 @@ class LogRate:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return None  # called by a program without an event loop: then the next line announces it
+            return None  # the program has no event loop: the next line announces how many were left out
         return loop.call_later(seconds, self.close)

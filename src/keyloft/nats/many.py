@@ -25,7 +25,7 @@ TOO_FAST: Final = RefusedOperation(Busy, TOO_MUCH)
 """Stands for a request beyond the rate of its owner."""
 _PART: Final = b'{"success":true,"replies":[%b],"left":%d}'
 _FRAME_BYTES: Final = len(_PART) + 24
-"""How many bytes stand around the replies, the position before one of them included."""
+"""How many bytes a part with one reply has besides that reply, its position included."""
 
 # The form in which Keyloft's client sends a message and its requests; any other form is read more slowly.
 _IN_PARTS: Final = b'{"parts":true,"requests":['
@@ -38,13 +38,13 @@ class ManyRequests(Struct, frozen=True):
     """What a message asks for, request by request."""
 
     requests: Sequence[tuple[Operation, Any]]
-    """Each with its operation and its message, as if sent alone; or, if it was read already, what was read."""
+    """Each request with its operation, and its message as if sent alone; or, if that was read already, its content."""
     in_parts: bool
     """Whether the replies may arrive in several messages."""
     size: int
     """How many bytes the requests have."""
     together: Sequence[Any] = ()
-    """What they ask for, if all of them are ordinary requests of one operation."""
+    """The contents of the requests, if all of them are ordinary requests of one operation."""
 
 
 class _ManyText(Struct):
@@ -53,8 +53,8 @@ class _ManyText(Struct):
 
 
 _read_many = msgspec.json.Decoder(_ManyText).decode
-# To read a million requests as a list takes half a second. A struct that has a field for each request that is allowed,
-# and one more, passes over the rest.
+# To read a million requests as a list takes half a second. A struct with a field for each request that is allowed, and
+# one more, ignores the rest.
 _Beyond: Any = msgspec.defstruct(
     "_Beyond", [(f"request_{number}", Raw, Raw()) for number in range(limits.MANY_REQUESTS + 1)], array_like=True
 )
@@ -183,7 +183,7 @@ def requests_of(
         content: What it holds.
         collector: Where their replies go; None if it was published.
         per_second: How many requests its owner may send a second; None for any number.
-        first: The position of the first one; those before it are answered.
+        first: The position of the first request to return; the requests before it are answered.
     """
     owner, about, reply, arrived = message.owner, message.about, message.reply, message.arrived
     size = limits.REQUEST_BYTES + content.size // max(1, len(content.requests))
@@ -205,18 +205,18 @@ class ManyWrites:
 
     def __init__(self, contents: Sequence[Any], collector: "PartCollector") -> None:
         self.contents = contents
-        """What each of them writes."""
+        """The content of each write."""
         self.collector = collector
         self.outcomes: list[Verdict | Exception | None] = [None] * len(contents)
-        """What became of each."""
+        """The verdict of each write, once it is decided."""
         self.submissions: list[Submission] = []
         self.together: Submission | None = None
-        """Instead of them, all in one, if the engine takes several at once."""
+        """The one submission of all writes, if the engine takes several at once; it replaces `submissions`."""
         self.undecided = len(contents)
         self.is_due = False
         """Whether some are decided and about to be answered."""
         self.answered: set[int] = set()
-        """The positions of those that are answered, while others are not."""
+        """The positions of the answered writes, while others are not yet answered."""
 
     @property
     def unanswered(self) -> list[tuple[int, Verdict | Exception | None]]:
@@ -238,7 +238,7 @@ class Collectors:
     ) -> "Collector | PartCollector":
         """The collector for a message, which calls `send` with each reply, and whether it is the last.
 
-        `in_one` says that there is no way for several replies.
+        `in_one` says that the sender takes only one reply.
         """
         count, most_bytes = len(content.requests), self._nats.max_payload
         if content.in_parts and not in_one:
@@ -252,7 +252,7 @@ class Collectors:
         self._unsent.append(collector)
 
     def send_parts(self) -> None:
-        """Send the parts that there are."""
+        """Send all parts that are ready."""
         unsent, self._unsent = self._unsent, []
         for collector in unsent:
             collector.send_part()
@@ -272,7 +272,7 @@ class Collector:
         self._shared = shared
         self._send = send
         self._replies = [b""] * requests
-        # A short reply always fits; what they leave is for the long ones.
+        # Short replies always fit; the room that they leave is for long ones.
         self._room = most_bytes - _FRAME_BYTES - requests * (limits.SHORT_REPLY_BYTES + 1)
         self._size = 0
         """How many bytes the long replies have."""
@@ -300,7 +300,7 @@ class Collector:
 
 
 class PartCollector:
-    """Sends the replies to the requests of one message in parts: in each iteration of the event loop those it has."""
+    """Sends the replies to the requests of one message in parts: in each iteration of the event loop, those ready."""
 
     def __init__(self, requests: int, most_bytes: int, send: Callable[[bytes, bool], None], shared: Collectors) -> None:
         self._left = requests
@@ -314,7 +314,7 @@ class PartCollector:
     def add_first(self, replies: Sequence[bytes], *, is_written: bool) -> None:
         """Add the replies to the first requests, before any other, and send them."""
         count, first = len(replies), replies[0]
-        # Those to plain sets are alike. Not those to gets: what is cached should hold no values.
+        # Replies to plain sets are alike. Replies to gets are not cached: the cache should hold no values.
         if is_written and count <= limits.GETS_PER_READ and {*replies} == {first}:
             items = [_repeated(first, count)]
         else:
@@ -346,7 +346,7 @@ class PartCollector:
             self._shared.has_part(self)
 
     def send_part(self) -> None:
-        """Send the replies that it has."""
+        """Send the replies that are ready."""
         self._is_scheduled = False
         if self._replies:
             self._send_replies()

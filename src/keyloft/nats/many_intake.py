@@ -1,4 +1,4 @@
-"""Takes the requests out of messages that hold several: they are the owner's next ones; replies are collected."""
+"""Takes the requests out of messages that hold several, as the owner's next requests, and collects their replies."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from keyloft.nats.requests import EngineWrite, Operation, Owner, Request
 
 
 class ManyIntake:
-    """The part of an intake that knows of messages with several requests."""
+    """The part of an intake that handles messages with several requests."""
 
     _bounds: IntakeBounds
     _collectors: Collectors
     _decided_writes: list[Request]
-    """Those with several writes that are decided and not yet answered."""
+    """Requests with several writes of which some are decided and not yet answered."""
     _engine: Engine
     _several: TakesSeveral | None
     """The engine, if it takes several batches at once."""
@@ -51,7 +51,7 @@ class ManyIntake:
         raise NotImplementedError
 
     def end(self, request: Request) -> None:
-        """A request is done."""
+        """Note that a request is done."""
         raise NotImplementedError
 
     def _take_in_many(self, request: Request, content: ManyRequests, *, is_ordered: bool) -> None:
@@ -97,7 +97,7 @@ class ManyIntake:
         try:
             replies = list(map(operation.reply, reads, records))
         except Exception:
-            return 0  # as a request of its own, each has its own error
+            return 0  # carried out as separate requests, each gets its own error
         seconds = perf_counter() - message.arrived
         owner.meter.durations[operation.name].add_several(seconds, len(reads))
         if seconds > limits.SLOW_SECONDS:
@@ -121,7 +121,7 @@ class ManyIntake:
         owner.under_way += count
         batches = [operation.batch(content) for content in writes.contents]
         keys = [batch.mutations[0].key for batch in batches]
-        if not owner.is_writing(keys):  # else what waits for it would not wait for the earlier writes of these keys
+        if not owner.is_writing(keys):  # requests that wait for it would not wait for the earlier writes of these keys
             request.cancel = partial(self._withdraw_together, request)
         owner.begin_write(request, keys)
         request.is_submitted = True
@@ -139,7 +139,7 @@ class ManyIntake:
                 decided(error)
 
     def _withdraw_together(self, request: Request) -> bool:
-        """Don't carry out those of several writes that are not begun; returns whether these are all."""
+        """Withdraw the writes of a message that are not begun; returns whether that was all of them."""
         writes: ManyWrites = request.content
         count = len(writes.contents)
         if writes.together is not None:
@@ -155,7 +155,7 @@ class ManyIntake:
         return True
 
     def _decided_together(self, request: Request, position: int, verdict: Verdict | Exception) -> None:
-        """Note what became of one of several writes: those that are decided at the same time are answered together."""
+        """Note what became of one of several writes. Writes that are decided at the same time are answered together."""
         writes: ManyWrites = request.content
         writes.outcomes[position] = verdict
         writes.undecided -= 1
@@ -176,10 +176,10 @@ class ManyIntake:
             self._decided_writes.append(request)
 
     def _answer_together(self, request: Request) -> None:
-        """Answer those of several writes that are decided."""
+        """Answer the writes of a message that are decided."""
         writes: ManyWrites = request.content
         writes.is_due = False
-        if request.reply:  # else the deadline has passed, and all are answered
+        if request.reply:  # otherwise the deadline has passed, and all are answered
             seconds = perf_counter() - request.arrived
             if {*map(type, writes.outcomes)} == {Committed} and seconds <= limits.SLOW_SECONDS and not writes.answered:
                 operation = request.operation
@@ -205,7 +205,7 @@ class ManyIntake:
         self._answer(requests, [outcome for _, outcome in outcomes])
 
     def _refuse_together(self, request: Request, writes: ManyWrites, error: Exception) -> None:
-        """Answer those of several writes that are not answered: their deadline has passed."""
+        """Refuse the writes of a message that are not answered, because their deadline has passed."""
         self._answer_each(request, writes, [(position, error) for position, _ in writes.unanswered])
         request.reply = b""
 

@@ -35,13 +35,13 @@ except ImportError as error:
 
 
 class NatsConnection(Nats):
-    """nats-py's client, made to survive every message: with the original, one message can end all reading."""
+    """nats-py's client, changed so that no message ends the reading, as one can in the original."""
 
     _ps: "_Parser"
 
     def __init__(self) -> None:
         super().__init__()
-        # By the numbers of their subscriptions, as they are in a message.
+        # By the number of the subscription, as bytes, as it stands in a message.
         self._handlers: dict[bytes, Handler] = {}
         self._refusing: dict[bytes, EarlyRefusal] = {}
         self._ps = _Parser(self)
@@ -56,13 +56,13 @@ class NatsConnection(Nats):
 
     @property
     def parser(self) -> "_Parser":
-        """Reads its messages; for tests."""
+        """The parser that reads the messages of this connection; for tests."""
         return self._ps
 
     def handle(self, subscription: Subscription, handler: Handler | None, refuse: EarlyRefusal | None = None) -> None:
         """Pass a subscription's messages to a function as they are read; None: to the subscription's callback again.
 
-        Without nats-py's queue and task between, a flood is refused as fast as it is read, and takes no memory.
+        Without nats-py's queue and task, a flood is refused as fast as it is read, and takes no memory.
         """
         number = b"%d" % subscription._id
         self._handlers.pop(number, None)
@@ -79,7 +79,7 @@ class NatsConnection(Nats):
             self._socket.receive_for(self._ps)
 
     def note_refusal(self, error: str) -> None:
-        """Remember the subject if an error is about one that this program chose; others chose those of replies."""
+        """Remember the subject of an error if this program chose it. Subjects of replies were chosen by senders."""
         if (found := PERMISSION.search(error)) is None:
             return
         kind, subject = found[1].lower(), found[2].lower()
@@ -112,7 +112,7 @@ class NatsConnection(Nats):
         if self._handlers:
             self._receive_at_once()
         await super()._read_loop()
-        # After an unexpected error, nats-py stays connected and reads no more.
+        # After an unexpected error, nats-py would stay connected and read nothing more.
         if self.is_connected:
             logger.error("NATS: reading has ended unexpectedly; connecting again")
             await self.force_reconnect()
@@ -135,14 +135,14 @@ class NatsConnection(Nats):
 
 
 class _LargeReads(TcpTransport):
-    """nats-py's transport with larger reads, and a way for the parser to get them at once."""
+    """nats-py's transport with larger reads, which the parser can get directly, without a task."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._receiver: SocketReceiver | None = None
 
     def receive_for(self, parser: "_Parser") -> None:
-        """Let a parser have what arrives at once; with TLS, the task that reads goes on to do that."""
+        """Pass what arrives directly to a parser; with TLS, nats-py's reading task still does so."""
         writer, reader = self._io_writer, self._io_reader
         if self._receiver is not None or writer is None or reader is None or writer.is_closing():
             return
@@ -167,23 +167,23 @@ class _LargeReads(TcpTransport):
 
 class _Parser(Parser):
     """nats-py's parser with another way to read messages: nothing that is written into one ends the reading, and the
-    messages of subscriptions with a handler take a shorter path; those of a flood a very short one."""
+    messages of subscriptions with a handler take a shorter path, and messages of a flood the shortest."""
 
     nc: NatsConnection
     unwanted = 0
     """How many of the next bytes belong to a message that was refused before it had arrived."""
     _enough = 0
-    """Half a message waits in the buffer until that has this many bytes."""
+    """An incomplete message waits in the buffer until the buffer has this many bytes."""
     _large: tuple[bytes, bytes, bytes, int] | None = None
     """A large message of which a part has arrived: its subject, subscription, reply subject and size."""
     _space = bytearray()
     """Where the data of large messages is put together."""
     missing = memoryview(b"")
-    """Where the next bytes of its data go."""
+    """The memory for the next bytes of the large message's data."""
     _awaited: Coroutine[Any, Any, Any] | None = None
-    """What is to be awaited before the next message is read."""
+    """The coroutine to be awaited before the next message is read."""
     _rest = b""
-    """What is read after that."""
+    """The bytes to be read after that."""
 
     def reset(self) -> None:
         super().reset()
@@ -228,7 +228,7 @@ class _Parser(Parser):
 
     def _receive_rest(self, subject: bytes, sid: bytes, reply: bytes, size: int, first: memoryview) -> None:
         """Receive the data of a large message in one piece, since its first bytes are here."""
-        # All use the same memory, and each is copied once: new memory for every part takes the kernel longest.
+        # All large messages use the same memory, and each is copied once: allocating for every part is the slowest.
         if len(self._space) < size:
             self._space = bytearray(size)
         self._large = subject, sid, reply, size
@@ -321,7 +321,7 @@ class _Parser(Parser):
     def _wait_for(self, awaited: Coroutine[Any, Any, Any], rest: bytes) -> bool:
         """Let `parse` wait before it goes on with the rest."""
         self._awaited, self._rest = awaited, rest
-        self.nc.read_bytes -= len(rest)  # it is counted when it is taken
+        self.nc.read_bytes -= len(rest)  # the rest is counted when `take` gets it
         return False
 
 
@@ -343,7 +343,7 @@ def _log_unreadable(error: Exception) -> None:
 
 
 async def publish_all(connection: Nats, messages: Sequence[tuple[bytes, bytes]]) -> None:
-    """Publish to subjects that arrived from NATS: joined into one command, it takes a fraction of the time.
+    """Publish to subjects that arrived from NATS. Joined into one command, they take a fraction of the time.
 
     Raises:
         MaxPayloadError: Some were too large for a message; the others are on their way.
@@ -359,7 +359,7 @@ async def publish_all(connection: Nats, messages: Sequence[tuple[bytes, bytes]])
 
 
 def publish_at_once(connection: Nats, messages: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Publish as `publish_all` does, without a task between, if nothing waits to be sent; returns whether it was so."""
+    """Publish as `publish_all` does, but directly, if nothing waits to be sent; returns whether it did."""
     if (socket := _idle_socket(connection)) is None:
         return False
     commands = _publishing(connection, messages)
@@ -421,7 +421,7 @@ async def publish_to_all(connection: Nats, subjects: Sequence[bytes], data: byte
 
 
 async def _publish_each(connection: Nats, messages: Iterable[tuple[bytes, bytes]]) -> None:
-    """While the server is away, nats-py keeps as much as it may until then, and refuses the rest one by one."""
+    """Publish one by one: while the server is away, nats-py buffers messages up to a limit, and refuses the others."""
     sending = [connection.publish(subject.decode(errors="replace"), data) for subject, data in messages]
     if failures := [failure for failure in await asyncio.gather(*sending, return_exceptions=True) if failure]:
         raise failures[-1]

@@ -88,7 +88,7 @@ class Meter:
 
     def __init__(self, buckets: _Buckets | None = None) -> None:
         self.durations = _Timings(_Buckets() if buckets is None else buckets)
-        """By operation, those that were carried out."""
+        """By operation, the requests that were carried out."""
         self.errors: Counter[str] = Counter()
         """By code, requests that were refused or failed."""
         self.dropped = 0

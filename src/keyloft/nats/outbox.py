@@ -51,7 +51,7 @@ class Outbox:
         self._is_idle = True
         """Whether the task waits for something to send."""
         self._is_scheduled = False
-        """Whether replies are sent soon without it."""
+        """Whether replies are sent soon without the task."""
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._send_forever(), name="keyloft replies")
 
@@ -63,7 +63,7 @@ class Outbox:
             self._schedule()
 
     def add_all(self, replies: Iterable[tuple[bytes, bytes]], sizes: Iterable[tuple[Owner, int]]) -> None:
-        """Send replies soon, which have this many bytes of each owner. `sent` is called for them."""
+        """Send replies soon; `sizes` has their bytes by owner. `sent` is called for them."""
         self._replies += replies
         self._owners += sizes
         if self._is_idle and not self._is_scheduled:
@@ -84,7 +84,7 @@ class Outbox:
         self.send_at_once()
 
     def send_at_once(self) -> None:
-        """Send the replies now, all with one write, if nothing is in the way; else the task does."""
+        """Send all replies now with one write, if the socket is free; otherwise the task sends them."""
         if not self._is_idle or not self._replies:
             return
         if self._sending.locked() or not publish_at_once(self._nats, self._replies):
@@ -140,9 +140,9 @@ class Outbox:
     async def _send(
         self, replies: Sequence[tuple[bytes, bytes]], busy: dict[tuple[Owner, Operation], list[bytes]]
     ) -> None:
-        # In turns with other services of this connection: one whose replies are large would keep it full for ever.
+        # Services of one connection take turns: otherwise one with large replies would keep it full for ever.
         async with self._sending:
-            # If nats-py's buffer were full, each further reply would wait until all before it are sent.
+            # With a full buffer, nats-py would let each further reply wait until all before it are sent.
             await self._wait_for_room()
             if busy:
                 await self._send_busy(busy)

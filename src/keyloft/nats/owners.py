@@ -1,6 +1,6 @@
 """Finds the owner and the operation of a subject, and bounds how many owners have a queue of their own.
 
-To invent names costs a sender nothing, so what a name costs the service is bounded.
+Inventing names costs a sender nothing, so the cost of a name to the service is bounded.
 """
 
 from collections import deque
@@ -37,22 +37,22 @@ class Owners:
         self._words = words
         self._meters = meters
         self.routes: dict[bytes, Route] = {}
-        """What subjects mean, as far as it is remembered."""
+        """The routes of the subjects that are remembered."""
         self.known: dict[str, Owner] = {}
-        """Those with a queue of their own, by name."""
+        """The owners with a queue of their own, by name."""
         self._names: set[bytes] = set()
         """Their names, as they are in a subject."""
         self.others = Owner("", meters.of(OTHER))
         """Stands for all names without a queue of their own."""
         self._ring: deque[Owner] = deque()
-        """Those with a queue of their own, in the order in which they are examined next."""
+        """The owners with a queue of their own, in the order in which they are examined next."""
 
     def __iter__(self) -> Iterator[Owner]:
         yield from self.known.values()
         yield self.others
 
     def route(self, subject: bytes) -> Route:
-        """The owner's name and the operation: a subject names them, and nothing else does.
+        """The owner's name and the operation, which the subject alone decides.
 
         Raises:
             UnicodeDecodeError: The subject is not UTF-8.
@@ -67,7 +67,7 @@ class Owners:
         return subject.rsplit(b".", self._words)[-self._words :][0] in self._names
 
     def shares_queue(self, subject: bytes) -> bool:
-        """Whether a request belongs into the shared queue, whatever else its subject says.
+        """Whether a request surely belongs into the shared queue, found without understanding its subject.
 
         False for a `many`, which counts as more bytes, and for events, which are not requests.
         """

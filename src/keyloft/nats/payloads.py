@@ -44,7 +44,7 @@ def field(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def refuse_misspelt(fields: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse a field that differs from a known one in case or underscores alone; what it asks for would be ignored.
+    """Refuse a field that differs from a known one in case or underscores alone: it would be ignored otherwise.
 
     Raises:
         InvalidArgument: There is one; the message has the right name.
@@ -63,12 +63,12 @@ def refuse_misspelt(fields: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def refuse_unknown(fields: Mapping[str, Any], known: Sequence[str], within: str = "") -> None:
-    """Refuse an unknown field: what it asks for would be ignored.
+    """Refuse an unknown field: it would be ignored otherwise.
 
     Args:
-        fields: Those of the request, or of an object in it.
-        known: The names that they may have.
-        within: The field that holds them, with a dot, for the message.
+        fields: The fields of the request, or of an object in it.
+        known: The names of fields that may be there.
+        within: The field that holds the object, with a dot, for the message.
 
     Raises:
         InvalidArgument: There is one; the message suggests a known name.
@@ -76,7 +76,7 @@ def refuse_unknown(fields: Mapping[str, Any], known: Sequence[str], within: str 
     unknown = next((name for name in fields if name not in known), None)
     if unknown is None:
         return
-    # One name, and a short one: comparing takes longer than linear time.
+    # Only the first unknown name, and only if it is short: the search takes more than linear time.
     near = difflib.get_close_matches(unknown, known, 1) if len(unknown) <= limits.COMPARED_NAME_CHARACTERS else []
     names = f"the fields are {', '.join(known)}" if known else "this operation has no fields"
     cure = f"did you mean {near[0]}?" if near else names

@@ -25,7 +25,7 @@ class Watchable(Protocol):
     """What a service lets its owners watch."""
 
     def names(self, about: Any) -> tuple[str, ...]:
-        """Whose changes they are, as the subject of a request names it: a plugin, or a tenant and a project."""
+        """Whose changes are watched, as the subject of a request names it: a plugin, or a tenant and a project."""
 
     def owner(self, names: Sequence[str]) -> str:
         """Whose turns and bounds the events of a lease count towards."""
@@ -42,7 +42,7 @@ class Watchable(Protocol):
 
 
 class Publication:
-    """The events of one run of a lease. It is no task: there may be ten thousand of them."""
+    """The events of one run of a lease. It has no task of its own, because there may be ten thousand publications."""
 
     __slots__ = (
         "_changes",
@@ -95,11 +95,11 @@ class Publication:
         await self._changes.watch.aclose()
 
     def renewed(self) -> None:
-        """The client has renewed the lease: tell it how far it has everything, and so whether it missed something."""
+        """After a renewal, report up to which version everything was published, so that the client notices a gap."""
         self._send([self._message(self.reached)])
 
     def tell(self, gone: HistoryGone) -> None:
-        """Tell the client that there is nothing more to publish."""
+        """Report to the client that nothing more can be published."""
         message = self._message(gone.version)
         message.error_code, message.message = gone.code, str(gone)
         self._send([message])
@@ -149,7 +149,7 @@ class Publication:
     def _send(self, messages: Sequence[EventMessage]) -> None:
         instance = self._instance
         if not instance.is_alive or instance.id != self._instance_id:
-            self.is_stopped = True  # another instance may publish by now; it goes on from what was confirmed
+            self.is_stopped = True  # another instance may publish by now, from the confirmed progress on
         if messages and not self.is_stopped:
             subject = self.lease.subject
             self._intake.publish(self._owner, [(subject, encode(message)) for message in messages])

@@ -37,7 +37,7 @@ class KnownLease(Struct, frozen=True):
 
     lease: Lease
     version: int
-    """Of its row."""
+    """The version of its row."""
 
 
 class EventPublisher:
@@ -53,7 +53,7 @@ class EventPublisher:
         self.lease_count: Counter[str] = Counter()
         """How many leases each owner has."""
         self.lease_bytes: Counter[str] = Counter()
-        """How many bytes they take."""
+        """How many bytes the leases of each owner take."""
         self._engine = engine
         self._intake = intake
         self._meters = meters
@@ -69,13 +69,13 @@ class EventPublisher:
         self._orphans: set[bytes] = set()
         """The leases whose instance is dead."""
         self._due = asyncio.Event()
-        """There are leases to take over, or rows to remove."""
+        """Set when there are leases to take over, or rows to remove."""
         self._expired: list[Purge] = []
         """The rows of leases that have ended, to be removed."""
         self._wanted = asyncio.Event()
-        """A client asks for a lease, so the leases must be followed even if there is none yet."""
+        """Set when a client asks for a lease: then the leases must be followed even if there is none yet."""
         self._is_following = asyncio.Event()
-        """All stored leases are known."""
+        """Set when all stored leases are known."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -98,7 +98,7 @@ class EventPublisher:
         await self.instance.join()
 
     def know(self, row: bytes, lease: Lease, version: int) -> None:
-        """This instance has stored a lease."""
+        """Take note of a lease that this instance has stored."""
         self._put(row, KnownLease(lease, version))
 
     # Following the stored leases
@@ -137,7 +137,7 @@ class EventPublisher:
             applying.add_done_callback(lambda _: self._due.set())
             await self._serve(applying)
         finally:
-            # Under the next id, the publications of these leases are new runs.
+            # The instance joins again under a new id, with which the publications of these leases are new runs.
             self.instance.lapse()
             self._is_following.clear()
             if applying is not None:
@@ -272,7 +272,7 @@ class EventPublisher:
         task.add_done_callback(self._tasks.discard)
 
     async def _note_gone(self, row: bytes, lease: Lease, reason: str) -> None:
-        """Let the next renewal say it, too: the event may be lost."""
+        """Store the reason, so that the next renewal reports it, too: the event may be lost."""
         [record] = await self._engine.read(Get(SPACE, row))
         if record is not None and read_lease(record.value).run == lease.run:
             gone = stored(row, replace(lease, gone=reason), expire_at=record.expires_at)
@@ -291,13 +291,14 @@ class EventPublisher:
     async def _take_over(self, until: float) -> None:
         """Take over leases until a time of the event loop: then a heartbeat is due.
 
-        To take over 10,000 may take longer than a heartbeat lasts. Without one in between, this instance would count as
-        dead by then, and so would what it has taken over.
+        To take over 10,000 leases may take longer than a heartbeat lasts. Without a heartbeat in between, this instance
+        would count as dead by then, and its new leases would be orphans again.
         """
         time = asyncio.get_running_loop().time
         while self._orphans and self.instance.is_alive and time() < until:
             rows = list(itertools.islice(self._orphans, limits.TAKE_OVER_LEASES))
-            self._orphans.difference_update(rows)  # one that is lost to another instance comes back by its change
+            # A lease that another instance takes over first is reported as a change of its row.
+            self._orphans.difference_update(rows)
             records = await self._engine.read(*[Get(SPACE, row) for row in rows])
             while found := [record for record in records if record is not None]:
                 done = await self._engine.commit(await self._claim(found))

@@ -1,7 +1,7 @@
-"""Receives the bytes of a connection, and hands them to a parser as they arrive, without a task between.
+"""Receives the bytes of a connection, and passes them directly to a parser as they arrive.
 
-nats-server cuts off a connection that reads too slowly. So bytes that no one wants, those of a message that was refused
-when its first bytes arrived, are not even copied from the kernel, where it can leave them out.
+nats-server cuts off a connection that reads too slowly. So where the kernel can drop bytes, those of a message that was
+refused when its first bytes arrived are not even copied.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ class ByteParser(Protocol):
     """Makes messages of bytes."""
 
     unwanted: int
-    """How many of the next bytes belong to a message that was refused, and are not to be given to it."""
+    """How many of the next bytes belong to a refused message, and must not be passed to the parser."""
     missing: memoryview
-    """Where the next bytes go, if they belong to a large message of which a part has arrived; else it is empty."""
+    """The memory for the next bytes, if they belong to a large message of which a part has arrived; empty otherwise."""
 
     def leave_out(self, count: int) -> None:
         """Note that so many unwanted bytes have arrived."""
@@ -34,15 +34,15 @@ class ByteParser(Protocol):
         """Note that so many missing bytes have arrived; returns what `take` does."""
 
     def take(self, data: bytes) -> bool:
-        """Handle bytes; returns whether that is done. If not, it waits for something, and takes no more until then."""
+        """Handle bytes; returns False if the parser has to wait for something, and takes no more bytes until then."""
 
 
 class SocketReceiver(asyncio.BufferedProtocol):
-    """Receives the bytes of a connection in place of its stream's protocol, which it tells of everything else."""
+    """Receives the bytes of a connection in place of its stream's protocol; everything else is passed on to it."""
 
     def __init__(self, stream: asyncio.StreamWriter, reader: asyncio.StreamReader, parser: ByteParser) -> None:
-        """Replace the protocol of a stream. The reader has the bytes that arrived before, and then its end."""
-        transport: Any = stream.transport  # its type lacks what has to do with reading
+        """Replace the protocol of a stream. `reader` has the bytes that arrived before, and gets no more."""
+        transport: Any = stream.transport  # the type in typeshed lacks the methods for reading
         self._transport = transport
         self._before: Any = self._transport.get_protocol()
         self._parser = parser
@@ -106,10 +106,10 @@ class SocketReceiver(asyncio.BufferedProtocol):
             self._loop.call_soon(self._go_on)
 
     def _discard(self) -> None:
-        """Leave out what has arrived of a refused message."""
+        """Drop what has arrived of a refused message."""
         parser, discarding = self._parser, self._discarding
         if discarding is not None:
-            # An error is met again by the transport, which reports it.
+            # The transport will meet the same error, and report it.
             with contextlib.suppress(OSError):
                 while parser.unwanted:
                     count = min(parser.unwanted, len(self._nowhere))
@@ -135,7 +135,7 @@ class SocketReceiver(asyncio.BufferedProtocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # What the stream needs to know to send, and to be closed
+    # Passed on to the stream, which still sends and closes
 
     def pause_writing(self) -> None:
         self._before.pause_writing()

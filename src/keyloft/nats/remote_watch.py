@@ -42,7 +42,7 @@ class RemoteWatch(AsyncClosing):
     def __init__(self, client: "ServiceClient", subject: str, fields: Mapping[str, Any], since: int | None) -> None:
         """Args:
         client: Asks for the watch.
-        subject: Of the operation.
+        subject: The subject of the operation `watch`.
         fields: What to watch, as the request has it.
         since: Report what changed after this version; None for what changes from now on.
         """
@@ -58,17 +58,17 @@ class RemoteWatch(AsyncClosing):
         self._next = 1
         """The sequence of its next message; 0 if one was missed, so that all others are ignored."""
         self._received_to = since
-        """Everything up to this version has arrived; what follows is asked for again after an interruption."""
+        """Everything up to this version has arrived; after an interruption the watch continues from there."""
         self._reported_to = since
         self.unread: deque[EventMessage] = deque()
-        """What has arrived and is not yet reported."""
+        """Events that have arrived and are not yet reported."""
         self._seen: OrderedDict[str, tuple[int, bool]] = OrderedDict()
-        """By key, the last event: what arrives a second time is left out."""
+        """The last event of each key: an event that arrives a second time is skipped."""
         self._is_silent = False
-        """Whether nothing has arrived since the last renewal."""
+        """Whether no message has arrived since the last renewal."""
         self._arrived = asyncio.Event()
         self._drained = asyncio.Event()
-        """Something was missed, and all that has arrived is reported."""
+        """Set when an event was missed, and all that have arrived are reported."""
         self._failure: Exception | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -140,7 +140,7 @@ class RemoteWatch(AsyncClosing):
             return
         if event.run > self._run or event.sequence > self._next or len(self.unread) >= limits.UNREAD_EVENTS:
             self._next = 0
-            self._arrived.set()  # if its user has read all others, it asks for what was missed
+            self._arrived.set()  # once all earlier events are reported, the missed one is asked for
             return
         self._next += 1
         self._received_to = max(received_to, event.version - event.more)
@@ -148,7 +148,7 @@ class RemoteWatch(AsyncClosing):
         self._arrived.set()
 
     def _report(self, message: EventMessage) -> Event | None:
-        """What the user gets to see of a message; None for what is no news."""
+        """The event of a message for the user; None if there is none, or it was reported before."""
         if message.error_code is not UNSET:
             self.fail(refused({"error_code": message.error_code, "message": message.message}))
             return None
@@ -192,7 +192,7 @@ class RemoteWatch(AsyncClosing):
             self._subscription = await nats.subscribe(
                 self._subject, cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
             )
-            # Twice: nats-py's ping may overtake the subscription in its buffer.
+            # nats-py sends a ping before what is in its buffer: the first flush sends it, the second waits for it.
             for _ in range(2):
                 await flush(nats)
         except (NatsError, TimeoutError) as error:

@@ -26,13 +26,13 @@ class IntakeReporter(Protocol):
         """Whether each request is logged, or slow ones alone."""
 
     def done(self, request: Request, seconds: float, outcome: Any) -> None:
-        """A request was carried out, and is to be logged."""
+        """Log a request that was carried out."""
 
     def refused(self, request: Request, error: Exception) -> bytes:
-        """A request was refused or failed; returns the reply."""
+        """Log a request that was refused or failed; returns the reply."""
 
     def refused_busy(self, owner: str, operation: Operation, answered: int, dropped: int) -> None:
-        """This many requests were answered BUSY, and this many published messages were dropped."""
+        """Log how many requests were answered BUSY, and how many published messages were dropped."""
 
     def unsent(self, reason: str) -> None:
-        """Replies could not be sent."""
+        """Log that replies could not be sent."""

@@ -29,11 +29,11 @@ class Operation:
 
     name: str
     reply_bytes: int = 0
-    """What is reserved for its reply before a request is begun: the most that making it takes. 0 for a short reply."""
+    """How many bytes are reserved for the reply before a request is begun: the most that it takes; 0 if it is short."""
     holds_requests: bool = False
     """Whether its messages hold several requests (`many.py`)."""
     variants: Mapping[str, "Operation"] = {}
-    """What carries out the variants of this operation; they have its name."""
+    """The operations that carry out variants of this one, by variant; they share its name."""
     parsed: "Operation"
     """The same operation, for messages that `read_all` has read."""
 
@@ -55,7 +55,7 @@ class Operation:
         return None
 
     def reply(self, content: Any, outcome: Any, /) -> bytes:
-        """The reply to what `read` returned, from what became of it; a Call makes its own."""
+        """The reply, made from what `read` returned and its outcome; a Call makes its own."""
         raise NotImplementedError
 
     def key(self, content: Any) -> str:
@@ -63,7 +63,7 @@ class Operation:
         return ""
 
     def details(self, content: Any, outcome: Any) -> dict[str, int | None]:
-        """What a line of the log shows besides, once it is carried out."""
+        """Further fields of the log line, once the request is carried out."""
         return {}
 
 
@@ -105,11 +105,11 @@ class Call(Operation):
     """Of a read: whether later writes of the keys that it reads wait for it."""
 
     def written(self, content: Any) -> Collection[Hashable] | None:
-        """The keys that it writes, and later requests for them wait for it; None for any of its owner's."""
+        """The keys that it writes, None for any key of its owner; later requests of these keys wait for it."""
         return ()
 
     def keys_read(self, content: Any) -> Collection[Hashable] | None:
-        """The keys that it reads, if it writes none; None for any of its owner's."""
+        """The keys that it reads, if it writes none; None for any key of its owner."""
         return None
 
     def carry_out(self, content: Any) -> Coroutine[Any, Any, tuple[bytes, Any]]:
@@ -162,7 +162,7 @@ class Request(Struct, gc=False, eq=False):
     of the last of them."""
     is_done: bool = False
     is_given_up: bool = False
-    """Its deadline has passed while it waited for earlier writes: it is answered, and will not be carried out."""
+    """Whether its deadline has passed while it waited for earlier writes: then it is answered and not carried out."""
     waits_for: int = 0
     """For how many earlier requests it waits."""
     before: Optional["Request"] = None
@@ -213,7 +213,7 @@ class Owner:
         self.name = name
         self.meter = meter
         self.waiting: deque[Request] = deque()
-        """What has arrived and is not yet read."""
+        """Requests that have arrived and are not yet read."""
         self.request_bytes = 0
         """The size of all requests that are not yet done."""
         self.reply_bytes = 0
@@ -233,11 +233,11 @@ class Owner:
         self.sent, self.sent_at = 0.0, 0.0
         """How many requests of the last second count against a limit of its rate, and when the last one arrived."""
         self.ready: deque[Request] = deque()
-        """What has waited for earlier requests, and may be begun now."""
+        """Requests that have waited for earlier ones, and may be begun now."""
         self.writes: dict[int, Request] = {}
         """The writes under way by their numbers, in their order."""
         self.unordered = 0
-        """How many reads and writes under way are in no order that the engine keeps. While there are none, a write is
+        """How many reads and writes under way have no order that the engine keeps. While there are none, a write is
         submitted at once."""
         self._exclusive: Request | None = None
         """The last write under way that may write any key: all later requests wait for it."""
@@ -246,7 +246,7 @@ class Owner:
         self.reads: dict[Request, None] = {}
         """The reads that wait or are carried out, as far as later writes wait for them."""
         self.reading: dict[Hashable, dict[Request, None]] = {}
-        """Those of them that no later write of a key waits for yet, by key."""
+        """By key, the reads that no later write of the key waits for yet."""
         self._barriers: deque[Request] = deque()
         """Requests that wait for all earlier writes, in their order."""
         self._numbered = 0
@@ -279,21 +279,21 @@ class Owner:
         """Whether a write waits for earlier requests; later ones wait for it from now on.
 
         Args:
-            request: What has arrived.
+            request: The write that has arrived.
             keys: The keys that it writes; None for any.
         """
         if keys is None:
             for write in reversed(self.writes.values()):
                 _wait(request, write)
                 if write is self._exclusive:
-                    break  # it waits for all earlier ones itself
+                    break  # a write of any key itself waits for all earlier requests
             for read in self.reads:
                 _wait(request, read)
             self.reading.clear()
         else:
             self._wait_for_writes(request, keys)
             for key in keys:
-                # What waits for this write needs not wait for the reads before it.
+                # Requests that wait for this write need not wait for the reads before it.
                 for read in self.reading.pop(key, ()):
                     _wait(request, read)
             for read in self.reads:
@@ -313,7 +313,7 @@ class Owner:
                 _wait(request, write)
 
     def begin_read(self, read: Request, keys: Collection[Hashable] | None) -> None:
-        """Later writes of these keys, or of all, wait for this read."""
+        """Let later writes of these keys, or of all, wait for this read."""
         self.unordered += 1
         read.read = keys or ()
         self.reads[read] = None
@@ -323,7 +323,7 @@ class Owner:
             others[read] = None
 
     def end_read(self, read: Request) -> None:
-        """Note that a read has ended, with or without success; what has waited for it is ready now."""
+        """Note that a read has ended, with or without success, so that requests no longer wait for it."""
         self.unordered -= 1
         del self.reads[read]
         for key in read.read or ():
@@ -336,7 +336,7 @@ class Owner:
         read.waiting = None
 
     def submitted(self, write: Request) -> None:
-        """Note that the engine has a write: later ones of its keys are behind it if they are submitted, too."""
+        """Note that the engine has a write. Later writes of its keys may follow: the engine keeps their order."""
         write.is_submitted = True
         self.unordered -= 1
         if write.waiting is not None:
@@ -355,7 +355,7 @@ class Owner:
         return not self._writing.keys().isdisjoint(keys)
 
     def begin_write(self, write: Request, keys: Collection[Hashable] | None) -> None:
-        """Later requests about these keys, or all later requests, wait for this write."""
+        """Let later requests of these keys, or all later requests, wait for this write."""
         self._numbered = write.number = self._numbered + 1
         self.writes[write.number] = write
         if keys is None:
@@ -368,7 +368,7 @@ class Owner:
             self._writing[key] = write
 
     def end_write(self, write: Request) -> None:
-        """Note that a write has ended, with or without success; what has waited for it is ready now."""
+        """Note that a write has ended, with or without success, so that requests no longer wait for it."""
         write.is_done = True
         del self.writes[write.number]
         if not write.is_submitted:
@@ -376,7 +376,7 @@ class Owner:
         if self._exclusive is write:
             self._exclusive = None
         before, write.before = write.before, None
-        # A write that was withdrawn may end before an earlier one of its key: what waited for it waits for that.
+        # A withdrawn write may end before an earlier write of its key: requests that waited for it wait for that one.
         heir = None if before is None or before.is_done else before
         for key in write.written or ():
             if self._writing.get(key) is write:

@@ -1,4 +1,4 @@
-"""Decides which calls must not be sent again: those of which a later request for the same keys was sent meanwhile."""
+"""Decides which calls must not be sent again, because a later request for the same keys was sent meanwhile."""
 
 from collections.abc import Collection, Iterable
 from typing import Any, Final

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class OwnerScheduler:
-    """The owners that have something to do. A turn lasts a millisecond; what it takes beyond that, its owner owes."""
+    """The owners that have something to do. A turn lasts a millisecond; time beyond that is a debt of its owner."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ def steps(owner: Owner, work: Coroutine[Any, Any, T], wanted: Any = None) -> Gen
     Args:
         owner: Whose credit pays for it.
         work: The coroutine.
-        wanted: What it waits for, if the caller has already made its first step.
+        wanted: The future that it waits for, if the caller has already made its first step.
     """
     step: Callable[[], Any] = partial(work.send, None)
     is_waiting = wanted is not None

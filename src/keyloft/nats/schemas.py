@@ -38,9 +38,9 @@ class Messages(Struct, frozen=True, kw_only=True):
     examples: tuple[Mapping[str, Any], ...]
     """Requests that the service carries out one after the other, on an empty store; a test sends them."""
     refusal_fields: Mapping[str, Schema] = {}
-    """What a refusal may have besides the fields that every refusal has."""
+    """Fields of a refusal beyond those that every refusal has."""
     event: Schema | None = None
-    """What the service publishes later because of it."""
+    """The messages that the service publishes later because of the request."""
 
 
 def request_of(
@@ -106,7 +106,7 @@ def either(*schemas: Schema) -> Schema:
 
 
 def nullable(schema: Schema) -> Schema:
-    """The same, or null."""
+    """The schema of the same value, or null."""
     if not schema:
         return schema
     return (

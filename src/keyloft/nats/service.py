@@ -147,8 +147,8 @@ class NatsService(AsyncClosing):
         config = ServiceConfig(self.name, keyloft.__version__, self.description, self._metadata)
         self._discovery = _Discovery(self, config)
         await self._discovery.start()
-        # The discovery flushes, too, but the ping of a plain nats-py client may overtake the subscriptions; that of a
-        # second flush follows them.
+        # nats-py sends a ping before what is in its buffer: the flush of the discovery sends the subscriptions, this
+        # one waits for them.
         await self.nats.flush()
         self._state = "serving"
         refused = self.nats.refused if isinstance(self.nats, NatsConnection) else ()
@@ -338,7 +338,7 @@ class NatsService(AsyncClosing):
 
 
 class _Discovery(Service):
-    """Makes a service known that subscribes to its requests itself."""
+    """Answers the discovery requests of NATS for a service that subscribes to its other requests itself."""
 
     def __init__(self, service: NatsService, config: ServiceConfig) -> None:
         super().__init__(service.nats, config)

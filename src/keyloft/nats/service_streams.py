@@ -1,4 +1,4 @@
-"""Streams of events for clients that stay connected, over HTTP: nothing is stored, and they end with their clients."""
+"""Streams of events for clients of HTTP, which stay connected: nothing is stored, and a stream ends with its client."""
 
 import asyncio
 import logging
@@ -116,7 +116,7 @@ class ServiceStream(Call):
             [since] = await streams.engine.read(Latest())
         else:
             await streams.engine.read(Changes(LogPosition(since)))  # raises HistoryGone
-        if not self._has_ended:  # its client may be gone by now
+        if not self._has_ended:  # the client may be gone by now
             asks = streams.watchable.asks(content.names, content.prefix, content.keys)
             self._wanted = content
             streams.add(self, streams.watchable.owner(content.names), content.keys)
@@ -179,7 +179,7 @@ def _event(watchable: Watchable, change: LoggedChange, may_continue: bool) -> St
 
 
 class TakingTurn:
-    """Takes changes from the log in a turn of their owner."""
+    """Reads changes from the log in a turn of their owner."""
 
     __slots__ = ("_changes", "taken")
 

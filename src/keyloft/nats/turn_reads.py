@@ -13,13 +13,13 @@ from keyloft.nats.scheduler import steps
 class PendingReads(list[Request]):
     """The point reads that a turn has begun, and that are made at its end."""
 
-    # Of the class, and not set for each: most turns have no write that would ask for them.
+    # Attributes of the class, not set for each instance: most turns have no write that needs them.
     _keys: set[Hashable] | None = None
     _known = 0
-    """How many of them have their keys among `_keys`: the first write of a turn adds those before it."""
+    """How many reads have their keys in `_keys`: the first write of a turn adds the keys of the reads before it."""
 
     def concern(self, keys: Collection[Hashable] | None) -> bool:
-        """Whether one of them reads one of these keys, or any key."""
+        """Whether a write of these keys, or of any key if there are none given, concerns one of the reads."""
         if keys is None:
             return bool(self)
         if self._keys is None:
@@ -52,7 +52,7 @@ class TurnReads:
         self._answer = answer
         self._stalled = stalled
         self.under_way: dict[asyncio.Task[None], Sequence[Request]] = {}
-        """Those that wait for the database, by their tasks."""
+        """The reads that wait for the database, by their tasks."""
 
     def make(self, owner: Owner, requests: Sequence[Request]) -> None:
         """Read the entries that requests of an owner are about."""
@@ -79,7 +79,7 @@ class TurnReads:
             task.add_done_callback(self._ended)
 
     def make_before(self, owner: Owner, reads: PendingReads, keys: Collection[Hashable] | None) -> None:
-        """Make the reads of this turn now, if they read what a write is about to change."""
+        """Make the reads of this turn now, if a write is about to change their keys."""
         if reads and reads.concern(keys):
             self.make(owner, list(reads))
             reads.clear()

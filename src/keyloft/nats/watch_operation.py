@@ -38,7 +38,7 @@ class WatchRequest(Struct, frozen=True, kw_only=True):
 
 
 class WatchOperation(Call):
-    """Lets clients follow changes: what they watch, where its events go and how far they are is stored as a lease.
+    """Lets clients follow changes. A lease stores the watched keys, the subject of the events, and how far they are.
 
     Nothing is published before the client has renewed its lease for the first time, because it can subscribe only when
     it knows the subject. With `since`, a renewal begins again from there: the client has missed something.
@@ -56,7 +56,7 @@ class WatchOperation(Call):
         """
         self._nats = nats
         self._permitted_at: int | None = None
-        """How many times the connection was restored when it was found that events can be published."""
+        """How many times the connection had been restored when publishing events was last found to be permitted."""
         self._prefix = prefix
         self._watchable = watchable
         self._expire_in = round(1000 * lease_seconds)
@@ -64,7 +64,7 @@ class WatchOperation(Call):
         self._served: tuple[Engine, EventPublisher] | None = None
 
     def serve(self, engine: Engine, publisher: EventPublisher) -> None:
-        """From now on it can be carried out."""
+        """Set the engine and the publisher: from now on, watches can be carried out."""
         self._served = engine, publisher
 
     def read(self, about: Any, data: bytes, /) -> WatchRequest:
