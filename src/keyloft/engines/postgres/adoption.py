@@ -8,7 +8,7 @@ from keyloft.engines.postgres import tables
 
 
 async def find_adoption(connection: Any) -> Adoption | None:
-    """What is to be done with a plugins' table that is there already; None where there is none. Nothing is changed."""
+    """How an existing plugins' table is to be adopted; None if there is no such table. Nothing is changed."""
     examination = examine_postgres(tables.LAYOUTS[Space.PLUGINS].create)
     query = next(examination)
     async with connection.transaction(readonly=True):

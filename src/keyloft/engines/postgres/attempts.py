@@ -31,9 +31,9 @@ class CommitAttempt:
         self.operations = sum([batch.operations for batch in group])
         self.commit_id = secrets.token_bytes(16)
         self.completed: Callable[[int, int], Outcome] | None = None
-        """Set when the statement is sent that commits, so that the outcome may become unknown.
+        """Set when the committing statement is sent: from then on the outcome may become unknown.
 
-        Makes the outcome of the version before the group and the time of the commit.
+        It makes the outcome from the version before the group and the time of the commit.
         """
 
 
@@ -49,7 +49,7 @@ class CommitWay(Protocol):
 
 
 def written_keys(group: Sequence[Batch]) -> dict[Space, list[Key]]:
-    """The keys that a group may write, by space and in order; those of Appends are not known yet."""
+    """The keys that a group may write, by space and in order; the keys of Appends are not known yet."""
     keys: dict[Space, set[Key]] = {}
     for batch in group:
         for mutation in batch.mutations:
@@ -67,7 +67,7 @@ def by_space(addresses: Iterable[Address]) -> dict[Space, list[Key]]:
 
 
 async def load_values(at: Slot | Transaction, addresses: Iterable[Address]) -> dict[Address, Record]:
-    """What is stored at some keys, with its values; without keys that have no row."""
+    """The stored rows of some keys, with their values; keys without a row are left out."""
     found: dict[Address, Record] = {}
     for space, keys in by_space(addresses).items():
         layout = LAYOUTS[space]
@@ -77,7 +77,7 @@ async def load_values(at: Slot | Transaction, addresses: Iterable[Address]) -> d
 
 
 def clock_set_back(name: str, milliseconds: int) -> ClockSetBack:
-    """The error for a server whose last commit is so far ahead of its clock."""
+    """The error for a server whose clock is this many milliseconds behind its last commit."""
     return ClockSetBack(
         f"{name}: the time of the last commit is {milliseconds / 1000:.0f} s ahead of the server's clock; nothing was "
         "written: set the clock right, or wait until it has caught up"

@@ -1,8 +1,8 @@
 """Commits a group without holding a lock while the server waits for this process.
 
-Reads what decides something, without a lock, settles the group, and calls the function that compares and writes. A
-group of plain sets depends on nothing that is stored, so the call is its only round trip. The same holds for a group
-that adds to counters which this process has in its cache (`counter_cache.py`).
+Reads the rows that decide something, without a lock, settles the group, and calls the function that compares and
+writes. A group of plain sets depends on nothing that is stored, so the call is its only round trip. The same holds for
+a group that adds to counters which this process has in its cache (`counter_cache.py`).
 """
 
 import asyncio
@@ -38,13 +38,13 @@ class ByFunction:
     def __init__(
         self, server: PostgresServer, history: KeptHistory, clock: ServerClock, wants_changes: Callable[[], bool]
     ) -> None:
-        """`wants_changes` tells whether an outcome is to list its changes, for watches."""
+        """`wants_changes` says whether an outcome is to list its changes, for watches."""
         self._server = server
         self._history = history
         self._clock = clock
         self._wants_changes = wants_changes
         self._last_at = 0
-        """The time of the last commit, as far as known; none is before it."""
+        """The time of the last commit, as far as known; no later commit has an earlier time."""
         self.counters = CounterCache()
         self._calls: dict[tuple[bool, tuple[str, ...]], str] = {}
         """The statements that call the function: by whether all arrays are text, and the names of the arguments."""
@@ -72,7 +72,7 @@ class ByFunction:
                 return LostRace.CHANGED
             draft = settled_draft(group, found.current, wanted, found.stamps, found.now)
         if draft is None or not draft.versions:
-            # A group in which nothing is committed is answered from what was read, which must then be of one moment.
+            # A group that commits nothing is answered from what was read, so all of it must be read at one moment.
             async with slot.transaction(SNAPSHOT) if len(by_space(wanted)) > 1 else nullcontext(slot) as at:
                 if (moment := await self._read_moment(at, wanted)) is None:
                     return LostRace.CHANGED
@@ -117,7 +117,7 @@ class ByFunction:
     async def _settled_part(
         self, at: Transaction | None, part: Batch, wanted: Mapping[Address, bool], now: int
     ) -> Draft | None:
-        """A part of a long batch as settled from what is stored; None if a row has changed meanwhile."""
+        """A part of a long batch, settled from the stored rows; None if a row has changed meanwhile."""
         if at is None or not wanted:
             return settled_draft([part], {}, wanted, {}, now)
         if (found := await self._load(at, wanted, now)) is None:
@@ -154,7 +154,7 @@ class ByFunction:
         return max(self._clock.now() if now is None else now, self._last_at)
 
     def _note_time(self, now: int) -> None:
-        """Remember the server's time at a commit, or at one that has lost a race."""
+        """Remember the server's time, as a commit or a lost race has reported it."""
         self._last_at = now
         if self._server.clock is None:
             self._clock.set(now)
@@ -195,7 +195,7 @@ class ByFunction:
                 version, now = counter, moment
                 found = _Loaded(moment, {}, {})
             found.add(space, [row[2:] for row in rows if row[2] is not None])
-        if version is None:  # a group that is refused whatever is stored
+        if version is None:  # every batch of the group is refused, so nothing was read
             version, moment = await self._counter(at)
             return version, _Loaded(moment, {}, {})
         complete = await self._with_large(at, found, wanted)
@@ -204,7 +204,7 @@ class ByFunction:
     async def _with_large(
         self, at: Slot | Transaction, found: "_Loaded", wanted: Mapping[Address, bool]
     ) -> "_Loaded | None":
-        """The same with large values where they are needed; None if one of their rows has changed meanwhile."""
+        """What was loaded, with large values where they are needed; None if one of their rows has changed meanwhile."""
         current = found.current
         large = [address for address, record in current.items() if type(record) is Head and wanted[address]]
         if large:
@@ -215,7 +215,7 @@ class ByFunction:
         return found
 
     async def _with_values(self, at: Slot | Transaction, draft: Draft, shown: Iterable[Address]) -> Draft | None:
-        """The same with the values that Conflicts show; None if one of their rows has changed meanwhile."""
+        """What was loaded, with the values that Conflicts show; None if one of their rows has changed meanwhile."""
         values = await load_values(at, shown)
         if any([not _is_same(draft.current[address], values.get(address)) for address in shown]):
             return None

@@ -1,7 +1,7 @@
 """Commits a group in a transaction that takes its locks first: where functions can't be made, and after lost races.
 
 The server ends the transaction if this process leaves it idle for a second, so a process that is stopped within it
-delays others for no longer.
+delays others by a second at most.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class ByLocking:
         return [log.read_counter(self._server.timeline), *_OF_COUNTER]
 
     async def lock_counter(self, transaction: Transaction) -> LogEnd:
-        """Lock the version counter; returns the end of the log.
+        """Lock the version counter; returns the last commit and the size of the log.
 
         Raises:
             ClockSetBack: The last commit is far ahead of the clock.
@@ -103,7 +103,7 @@ class ByLocking:
             await transaction.fetch(log.TRIM, end.now, size, self._history.milliseconds, self._history.bytes)
 
     async def write_version_and_commit(self, transaction: Transaction, version: int, now: int) -> None:
-        """In one round trip."""
+        """Write the version counter, notify other processes, and commit, in one round trip."""
         statements = [log.write_version(self._server.timeline, version, now)]
         if self._server.announcer is not None:
             statements.append(log.NOTIFY.format(name=self._server.announcer, version=version))
@@ -137,8 +137,8 @@ class ByLocking:
 async def outcome_of(slot: Slot, server: PostgresServer, locking: ByLocking, attempt: CommitAttempt) -> Outcome | None:
     """What became of an attempt whose reply was lost; None if it was not made, and then it never will be.
 
-    It writes to find out: asking alone could be answered before the commit reaches the counter. So the id is logged as
-    abandoned unless it is there, and the commit, should it still arrive, finds it.
+    A read alone is not enough: it could be answered before the commit reaches the counter. So, unless the log has the
+    id of the attempt, the id is logged as abandoned. If the commit arrives later, it finds the id, and is refused.
     """
     await slot.prepare(locking.of_counter)
     async with slot.transaction(server.begin_commit) as transaction:

@@ -24,7 +24,7 @@ class Slot:
         """Make an empty slot.
 
         Args:
-            server: To which it connects.
+            server: The server to connect to.
             lock_seconds: How long a statement waits for a lock, if not as long as the server's sessions do.
             commits: Whether its connection may be the first one to commit on a new timeline.
         """
@@ -59,7 +59,7 @@ class Slot:
         return self._connection
 
     async def _ping(self) -> None:
-        """Drop a dead connection before a commit is sent over it, which can't be repeated."""
+        """Drop a dead connection before it is used for a commit, because a commit can't simply be repeated."""
         try:
             async with asyncio.timeout(limits.POSTGRES_PING_SECONDS):
                 await self._connection.execute("SELECT 1")

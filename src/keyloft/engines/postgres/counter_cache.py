@@ -19,14 +19,14 @@ class CounterCache:
         self._newer: dict[Address, Record] = {}
         self._older: dict[Address, Record] = {}
         self._groups_to_read = 0
-        """How many groups are to be read, whatever is cached."""
+        """How many of the next groups are to be read, even if their counters are cached."""
         self._next_groups_to_read = 1
 
     def __len__(self) -> int:
         return len(self._newer.keys() | self._older.keys())
 
     def find(self, addresses: Iterable[Address]) -> dict[Address, Record] | None:
-        """What a group of these keys can be settled from; None if it is to be read."""
+        """The counters from which a group of these keys can be settled; None if they are to be read."""
         if self._groups_to_read:
             self._groups_to_read -= 1
             return None
@@ -39,7 +39,7 @@ class CounterCache:
         return found or None
 
     def note(self, draft: Draft, base: int, now: int) -> None:
-        """A group was committed after version `base`, at that time."""
+        """Keep the counters of a group that was committed after version `base`, at this time."""
         newer, older, decided = self._newer, self._older, draft.decided
         if not decided and not newer and not older:
             return
@@ -53,15 +53,15 @@ class CounterCache:
             self._newer, self._older = {}, newer
 
     def clear(self) -> None:
-        """Forget all: a long batch may have written any of them."""
+        """Forget all counters, because a long batch may have written any of them."""
         self._newer, self._older = {}, {}
 
     def confirm(self) -> None:
-        """A group that was settled from here was committed."""
+        """Note that a group that was settled from the cache was committed."""
         self._next_groups_to_read = 1
 
     def refute(self, addresses: Iterable[Address]) -> None:
-        """One of these is not what is stored: other processes count here, too."""
+        """Note that one of these counters was out of date: other processes write it, too."""
         for address in addresses:
             self._newer.pop(address, None)
             self._older.pop(address, None)
@@ -72,6 +72,6 @@ class CounterCache:
 def _may_be_cached(address: Address, record: Record) -> bool:
     """Whether a counter may be settled from memory: its number is short, and no people write to its table.
 
-    Where they do, a row's stamp tells more exactly than its record when it was written; it would have to be read.
+    Where people write, only a row's stamp says exactly when it was written, and the stamp would have to be read.
     """
     return LAYOUTS[address[0]].stamp is None and len(record.value) <= limits.POSTGRES_HEAD_BYTES

@@ -40,12 +40,12 @@ class Draft(Struct, frozen=True):
     settled: Settled
     read_at: int
     current: Mapping[Address, Record]
-    """What was read, without keys that have no row."""
+    """The rows that were read."""
     decided: Mapping[Address, bool]
     """The keys that decided something, and whether their values did."""
     stamps: Mapping[Address, str]
     has_text: ClassVar = False
-    """Arrays of rows are lists, but for those of integers."""
+    """Arrays of rows are lists, except arrays of integers."""
 
     @property
     def versions(self) -> int:
@@ -53,7 +53,7 @@ class Draft(Struct, frozen=True):
         return self.settled.version - DRAFTED
 
     def parts(self) -> list[bytes]:
-        """What the change log is to hold."""
+        """The changes of the group, as the change log is to hold them."""
         return change_log.pack(self.settled.changes, DRAFTED, self.settled.appended)
 
     def completed(self, base: int, now: int, *, with_changes: bool) -> Outcome:
@@ -148,7 +148,7 @@ class _Rows:
         self.read: list[tuple[Any, ...]] = []
         self.update: list[Record] = []
         self.updated: list[tuple[Any, ...]] = []
-        """What was read of them."""
+        """What was read of the rows in `update`."""
         self.put: list[Record] = []
         self.insert: list[tuple[Record, tuple[bytes, bytes] | None]] = []
         self.touch: list[tuple[Any, int | None]] = []

@@ -24,13 +24,13 @@ _NO_FUNCTION: Final = "42883"
 _DENIED: Final = "42501"
 _NOT_NOW: Final = "57P03"
 TOO_SLOW: Final = "KL002"
-"""By which the function that commits says that it held the version counter for too long."""
+"""The SQLSTATE by which the committing function says that it held the version counter for too long."""
 # A table has changed under a prepared statement; or the server lacks something.
 _CHANGED: Final = "0A000"
 # A prepared statement is missing, or exists already: a pooler gives each transaction another session.
 _POOLED: Final = ("26000", "42P05")
 CREATED_BY_ANOTHER: Final = ("23505", "42P07", "42710", *_RETRYABLE)
-"""What the slower of two processes gets that create the same tables."""
+"""The errors that the slower of two processes gets when both create the same tables."""
 
 
 def is_locked(error: Exception) -> bool:
@@ -53,7 +53,7 @@ def is_denied(error: Exception) -> bool:
 
 
 def is_of_timelines(error: Exception) -> bool:
-    """Whether a server does not have, or does not let this user call, the functions that tell of timelines."""
+    """Whether a server lacks the functions that return timelines, or does not let this user call them."""
     return _state(error) in (_NO_FUNCTION, _DENIED, _CHANGED)
 
 
@@ -65,7 +65,7 @@ def is_lost(error: Exception) -> bool:
 
 
 def is_down(error: DatabaseError) -> bool:
-    """Whether a host could not be asked because no server runs there, or one that starts or ends: it serves no one."""
+    """Whether a host serves no clients: no server runs there, or it is starting or ending."""
     cause = error.__cause__
     return isinstance(cause, (ConnectionRefusedError, FileNotFoundError)) or _state(cause) == _NOT_NOW
 
@@ -90,7 +90,7 @@ def _state(error: BaseException | None) -> str:
 
 
 def explain(error: BaseException, address: PostgresAddress) -> DatabaseError:
-    """The error that tells a user what is wrong with which database."""
+    """The error for the user, with the name of the database and the cause."""
     if isinstance(error, DatabaseError):
         return error
     name, state, message = address.name, _state(error), message_of(error, address)
@@ -114,7 +114,7 @@ def explain(error: BaseException, address: PostgresAddress) -> DatabaseError:
 
 
 def explain_connecting(error: BaseException, address: PostgresAddress) -> DatabaseError:
-    """The error that tells a user why no connection could be made."""
+    """The error for the user if no connection could be made."""
     name, state, message = address.name, _state(error), message_of(error, address)
     if state.startswith("28"):
         cure = "check the name, and the password in the URL, in PGPASSWORD or in the password file"

@@ -12,7 +12,7 @@ are compared, locked without waiting, and updated.
 
 The first commit on a new timeline lets the versions jump: the former primary may have given some that are lost.
 
-All other commits wait meanwhile, so it gives up if it takes too long; it looks at the clock after each statement.
+All other commits wait meanwhile, so the function reads the clock after each statement, and gives up if it is late.
 
 There is one such function for groups of each space, and one for groups of several. PostgreSQL takes half a microsecond
 for each argument of a function, bound or not.
@@ -56,14 +56,14 @@ _RACE_LOST: Final = "KL001"
 _COMMON: Final = {
     "commit_id": "bytea",
     "numbers": "bigint[]",
-    "given_clock": "bigint",  # NULL for the server's
-    "parts": "bytea[]",  # of the change log
+    "given_clock": "bigint",  # NULL for the server's clock
+    "parts": "bytea[]",  # rows for the change log
     "announcer": "text",  # the name of the process in notifications; NULL where the server has none
     "setting_names": "text[]",  # of this transaction; NULL where the session has them
     "setting_values": "text[]",
 }
 NUMBERS: Final = (
-    "not_after",  # by the server's clock: after it, the log may no longer tell that the id was abandoned
+    "not_after",  # by the server's clock: after it, the log may no longer hold the abandoned id
     "read_at",  # the time by which the group was settled
     "counter_timeout",  # how many milliseconds it waits for the version counter
     "most_milliseconds",  # how long it may hold the version counter
@@ -81,10 +81,10 @@ def _arguments(layout: PostgresLayout, prefix: str) -> dict[str, dict[str, str]]
     seen = {"versions": "bigint", "dues": "bigint", "stamps": layout.stamp_type}
     written = values | {"versions": "bigint", "dues": "bigint"}
     kinds = {
-        "read": keys | seen,  # what decided something, but for updates
-        "update": written | {f"seen_{name}": kind for name, kind in seen.items()},  # what was read and is there
-        "put": written,  # what was not read
-        "insert": written | ({} if layout.stamp else {"suffixes": "bytea"}),  # what is not there; Appends
+        "read": keys | seen,  # rows that decided something, except updates
+        "update": written | {f"seen_{name}": kind for name, kind in seen.items()},  # rows that were read and are stored
+        "put": written,  # rows that were not read
+        "insert": written | ({} if layout.stamp else {"suffixes": "bytea"}),  # rows that are not stored; Appends
         "touch": keys | {"dues": "bigint"},
         "remove": keys,
     }
@@ -127,7 +127,7 @@ def _wait_for_table(space: Space) -> str:
 
 
 _SEEN: Final = ("version", "due", "stamp")
-"""What is compared of a row."""
+"""The columns of a row that are compared."""
 
 
 def _compare(space: Space, kind: str) -> str:
@@ -359,11 +359,11 @@ class CommitFunctions(Struct, frozen=True):
     """
 
     name: str
-    """That of the function for groups of several spaces, with its schema; the others' names begin with it."""
+    """The name of the function for groups of several spaces, with its schema; the other names begin with it."""
     create: str
-    """Creates them, or those of them that are missing."""
+    """Creates the functions that are missing."""
     may_call: str
-    """Selects whether they are there, and this user may call them."""
+    """Selects whether the functions exist, and this user may call them."""
     find_others: str
     """Selects the functions of other revisions of the schema, which this user may drop: no process needs them."""
 
@@ -377,7 +377,7 @@ class CommitFunctions(Struct, frozen=True):
         return f"{self.name}{_SINGLE.get(frozenset(spaces), '')}"
 
     def call(self, spaces: Iterable[Space], names: Iterable[str], *, has_text: bool = False) -> str:
-        """The statement that calls one with these arguments bound; arrays of integers as text.
+        """The statement that calls a function with these arguments bound; arrays of integers are text.
 
         With `has_text`, the same holds for all arrays of rows.
         """

@@ -42,10 +42,10 @@ STATE: Final = _state("NULL")
 """SQL: whether the server is a standby, whether it is set to read-only, the timeline of a primary, the id of its
 cluster, which standbys its commits wait for, and two NULLs."""
 STATE_OF_SEVERAL: Final = _state(_STANDBY_TIMELINE, _RECEIVER, _STREAMS)
-"""The same, with the timeline of a standby, too, the name under which it receives, and the names of those to which the
-server sends, each after its sync_state. To plan it takes a fresh session milliseconds."""
+"""STATE, and also the timeline of a standby, the name under which it receives, and the names of the standbys to which
+the server sends, each after its sync_state. Planning it takes milliseconds in a fresh session."""
 STATE_WITHOUT_TIMELINE: Final = f"{_ROLE}, NULL::bigint, NULL::bigint, {_WAITS_FOR}, {_NO_REPLICATION}"
-"""The same for a server that does not tell, such as some hosted ones."""
+"""STATE for a server that does not report its timeline, such as some hosted ones."""
 OF_STORE: Final = (
     f"(SELECT store_id FROM {schema.STORE_TABLE}), "
     f"(SELECT ARRAY[version, timeline] FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1)"
@@ -56,7 +56,7 @@ HAS_STORE: Final = (
     f"(to_regclass('{schema.STORE_TABLE}'), to_regclass('{schema.VERSION_COUNTER_TABLE}')) "
     "AND attname IN ('store_id', 'timeline') AND has_table_privilege(attrelid, 'SELECT')"
 )
-"""Selects whether these can be read: the tables may be yet to be made, migrated or granted."""
+"""Selects whether OF_STORE can be read: its tables may not yet be made, migrated or granted."""
 
 
 class HostState(Struct, frozen=True, kw_only=True):
@@ -64,27 +64,27 @@ class HostState(Struct, frozen=True, kw_only=True):
 
     name: str
     error: DatabaseError | None = None
-    """Why it could not be asked; then nothing else is known of it."""
+    """Why the host could not be asked; then nothing else is known of it."""
     is_standby: bool = False
     is_writable: bool = False
     timeline: int = 0
-    """0 if it is not known."""
+    """0 if the timeline is not known."""
     cluster: int | None = None
-    """The same for a primary and its standbys, and for no other server."""
+    """The id that a primary and its standbys share, and no other server has."""
     store: str | None = None
-    """The id of the store that it holds; None as long as that is not known."""
+    """The id of the store that the host holds; None as long as that is not known."""
     synchronous: str | None = None
-    """Which standbys its commits wait for."""
+    """Which standbys the commits of a primary wait for."""
     receives_as: str | None = None
-    """The name under which a standby receives, and its primary knows it; None if that is not known."""
+    """The name under which a standby receives, and by which its primary knows it; None if that is not known."""
     streams: Sequence[str] = ()
-    """To whom a primary sends: names, each after its sync_state."""
+    """The standbys to which a primary sends: names, each after its sync_state."""
     last_commit: int = 0
-    """The timeline of the last commit that it shows; 0 if that is not known."""
+    """The timeline of the last commit that the host shows; 0 if that is not known."""
     version: int | None = None
-    """What its version counter showed."""
+    """The version counter that the host showed."""
     asked_at: float = 0.0
-    """When it was asked, by the event loop's time."""
+    """When the host was asked, by the event loop's time."""
 
     @property
     def role(self) -> str:
@@ -104,7 +104,7 @@ class HostState(Struct, frozen=True, kw_only=True):
 
     @property
     def may_serve(self) -> bool:
-        """Whether clients that took it for the primary may still be answered."""
+        """Whether the host may still answer clients that take it for the primary."""
         return not self.is_standby if self.error is None else not is_down(self.error)
 
     @property
@@ -115,9 +115,9 @@ class HostState(Struct, frozen=True, kw_only=True):
     def supersedes(self, other: "HostState") -> bool:
         """Whether this host follows a later timeline than another one.
 
-        A standby may tell its own timeline late, and shows a commit there before. The counter's row alone proves
-        nothing: in a cluster that was filled from a dump, its timeline is that of another cluster. But the first
-        commit on a new timeline lets the version jump, so it is then higher, too.
+        A standby may report its own timeline late, after it shows a commit of that timeline. The timeline in the row of
+        the counter alone proves nothing: in a cluster that was filled from a dump, it is that of another cluster. But
+        the first commit on a new timeline lets the version jump, so the version must be higher, too.
         """
         if self.timeline > other.timeline:
             return True

@@ -1,12 +1,12 @@
-"""Knows the hosts of a database: what each answers, and which is the primary: the one with the highest timeline.
+"""Knows the hosts of a database: their answers, and which is the primary, the host with the highest timeline.
 
 A standby that is promoted begins a new timeline. The former primary may still run, and accept writes that no one else
-will ever see. So the place in the URL does not decide, and a host is refused while another one, a standby included,
-has a higher timeline, or had one before.
+will ever see. So the order in the URL does not decide, and a host is refused while another host, a standby
+included, has a higher timeline, or had one before.
 
-That no other host has a higher timeline counts for POSTGRES_LEASE_SECONDS; then a client asks again before it reads.
-The first commit on a new timeline waits for so long, unless no former primary can be running. So once it is
-acknowledged, no client reads from the former primary any more.
+A client relies on the hosts' answers for POSTGRES_LEASE_SECONDS, then it asks again before it reads. The first commit
+on a new timeline waits for that time, unless no former primary can be running. So once that commit is acknowledged, no
+client reads from the former primary any more.
 """
 
 import asyncio
@@ -35,18 +35,18 @@ class HostChoice:
         self.states: tuple[HostState, ...] = ()
         """What the hosts have answered last, in the order of the URL."""
         self.primary: HostState | None = None
-        """The one to be written to, when they were last asked; None if there was none."""
+        """The primary, as of the last time that the hosts were asked; None if there was none."""
         self.standbys: list[HostState] = []
-        """Those that have answered."""
+        """The standbys that have answered."""
         self.lags: dict[str, float] = {}
-        """By standby that answers, how many seconds it is behind, at most."""
+        """For each standby that answers, how many seconds it is behind the primary, at most."""
         self._lag_meter = LagMeter()
         self.current: HostState | None = None
         """The host that was connected to last."""
         self.failovers = 0
         """How often a new timeline was met."""
         self.timeline = 0
-        """The highest one that was seen."""
+        """The highest timeline that was seen."""
         self._cluster: int | None = None
         self.store: str | None = None
         """The id of the store, once it is known; a host with another one is refused."""
@@ -55,12 +55,12 @@ class HostChoice:
         self._surveying = asyncio.Lock()
         self._surveyed_at = 0.0
         self._asked_at = -math.inf
-        """When the last questions were sent that all hosts have answered, or had the time to."""
+        """When the hosts were last asked and all had answered, or had had the time to."""
         self.renew_at = -math.inf if self.several else math.inf
         """From when on connections call `renew` before they are used, by the event loop's time."""
         self._renewing: asyncio.Task[None] | None = None
         self._held: tuple[int, float] = (0, -math.inf)
-        """A timeline without commits, and from when on this process may commit there."""
+        """A timeline without commits, and from when on this process may commit on it."""
         self._has_failed = True
         self._warned_of: tuple[str, ...] = ()
         self._watching: asyncio.Task[None] | None = None
@@ -96,7 +96,7 @@ class HostChoice:
         return self._has_failed or any(connection.is_closed() for connection in self._connections)
 
     def failed(self) -> None:
-        """A host could not be connected to."""
+        """Note that a connection to a host could not be made."""
         self._has_failed = True
 
     def accept(self, connection: Any, state: HostState) -> None:
@@ -121,7 +121,7 @@ class HostChoice:
         self._connections[connection] = state
 
     def _note_timeline(self, state: HostState) -> None:
-        """A primary has answered."""
+        """Note the timeline of a primary that has answered; a higher one means a failover."""
         if self.timeline and self._is_known_cluster(state) and state.timeline > self.timeline:
             self.failovers += 1
             logger.warning("%s: a new primary, on timeline %s after %s", state.name, state.timeline, self.timeline)
@@ -141,12 +141,12 @@ class HostChoice:
         return self._cluster == state.cluster
 
     def _belongs(self, state: HostState) -> bool:
-        """Whether a host may have this store's data. What is not known, as of a silent one, counts as the same."""
+        """Whether a host may have this store's data. An unknown host, such as a silent one, counts."""
         is_known = self._cluster is None or state.error is not None or self._is_known_cluster(state)
         return is_known and not self._has_other_store(state)
 
     def standby_without_primary(self) -> HostState | None:
-        """The standby that shows most, while no primary answers; None if it is not certain that it shows the store."""
+        """The standby with the highest version, while no primary answers; None unless it surely holds this store."""
         answered = [state for state in self.states if state.error is None]
         if self.primary is not None or len({(state.cluster, state.store) for state in answered}) != 1:
             return None
@@ -158,7 +158,7 @@ class HostChoice:
         return self.standbys[max(found)[1]] if found else None
 
     def begin_with(self, standby: HostState) -> None:
-        """The store is opened on this standby: a primary of an earlier timeline, or of another store, is refused."""
+        """Open the store on this standby, and refuse from now on a primary of an earlier timeline or another store."""
         self.store, self._cluster = standby.store, standby.cluster
         self.timeline = max(self.timeline, standby.timeline)
 
@@ -169,9 +169,9 @@ class HostChoice:
     # Former primaries
 
     async def renew(self) -> None:
-        """Ask all hosts again, and wait for their answers if the last ones count no longer.
+        """Ask all hosts again; wait for their answers only if the last ones are too old to rely on.
 
-        When it returns, the connections to hosts of which a higher timeline was found are closed.
+        When it returns, the connections to former primaries are closed: another host has a higher timeline.
         """
         time = asyncio.get_running_loop().time
         while True:
@@ -182,13 +182,13 @@ class HostChoice:
             await asyncio.shield(self._renewing)
 
     def _hold_commits(self, primary: HostState) -> None:
-        """Note from when on this process may commit, if no one has done so on this timeline."""
+        """Note from when on this process may commit, if this timeline has no commits yet."""
         others = [state for state in self.states if state.name != primary.name and self._belongs(state)]
         if primary.is_unused and self._held[0] != primary.timeline and any([state.may_serve for state in others]):
             self._held = primary.timeline, asyncio.get_running_loop().time() + limits.POSTGRES_LEASE_SECONDS
 
     async def wait_for_readers(self) -> None:
-        """Return when no client reads from a former primary any more."""
+        """Wait until no client reads from a former primary any more."""
         timeline, until = self._held
         if timeline == self.timeline:
             await asyncio.sleep(until - asyncio.get_running_loop().time())
@@ -220,7 +220,7 @@ class HostChoice:
         )
 
     def _shown_timeline(self, state: HostState) -> int:
-        """That of the last commit that a standby shows, if it tells of no later one itself."""
+        """The timeline of a host; for a standby that reports it late, the timeline of the last commit that it shows."""
         return max(state.timeline, state.last_commit if state.last_commit <= self.timeline else 0)
 
     # Asking
@@ -247,12 +247,12 @@ class HostChoice:
     async def _ask_again(self) -> None:
         try:
             await self.ask_all()
-        except Exception:  # without it, hosts would never be asked again
+        except Exception:  # without this task, hosts would never be asked again
             logger.exception("%s: asking the hosts failed, trying again", self._name)
             await asyncio.sleep(limits.POSTGRES_CONNECT_PAUSES[0])
 
     async def _survey(self) -> None:
-        """Ask all hosts at once. Once one has answered that can be written, the others have a moment left."""
+        """Ask all hosts at once. Once a writable host has answered, the others have a moment left."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         asking = {name: asyncio.create_task(self._probe(name)) for name in self._hosts}
@@ -321,7 +321,7 @@ class HostChoice:
         return Unreachable(f"no host of {self._name} is its primary{former.format(self.timeline)}: {answers}")
 
     def _warn(self) -> None:
-        """Say so if two hosts can be written: what one of them acknowledges may be lost."""
+        """Log a warning if two hosts can be written: what one of them acknowledges may be lost."""
         writable = [state for state in self.states if state.is_writable]
         names = tuple([state.described for state in writable]) if len(writable) > 1 else ()
         if names and names != self._warned_of:
@@ -334,7 +334,7 @@ class HostChoice:
         self._warned_of = names
 
     def _drop_superseded(self) -> None:
-        """Cut the connections to hosts of a lower timeline than one that answers."""
+        """Close the connections to hosts whose timeline is lower than that of a host that answers."""
         answered = [state for state in self.states if self._is_known_cluster(state)]
         self._connections = {each: state for each, state in self._connections.items() if not each.is_closed()}
         superseded = {

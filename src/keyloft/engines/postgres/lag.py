@@ -20,10 +20,10 @@ class LagMeter:
         self._marks: deque[tuple[float, int]] = deque(maxlen=limits.POSTGRES_LAG_MARKS)
         """When the primary was asked, and its version then."""
         self._shown: dict[str, int] = {}
-        """By standby, its version when it was last asked."""
+        """The version of each standby when it was last asked."""
 
     def measure(self, primary: HostState | None, states: Iterable[HostState]) -> dict[str, float]:
-        """By standby that answers, how many seconds it is behind."""
+        """For each standby that answers, how many seconds it is behind."""
         if primary is not None:
             if primary.version is None:
                 return {}
@@ -36,7 +36,8 @@ class LagMeter:
             if state.is_standby and state.version is not None and state.error is None:
                 shown[state.name] = state.version
                 if primary is not None and self._shown.get(state.name, 0) > self._marks[-1][1]:
-                    lags[state.name] = math.inf  # it has what the primary lacks: it followed a former one
+                    # The standby has commits that the primary lacks: it followed a former primary.
+                    lags[state.name] = math.inf
                 else:
                     lags[state.name] = self._lag(state.version)
         self._shown = shown

@@ -14,17 +14,17 @@ class LockedRows:
         self._loop = asyncio.get_running_loop()
         self._locked: set[Address] = set()
         self.spaces: frozenset[Space] = frozenset()
-        """Those whose tables are locked."""
+        """The spaces whose tables are locked."""
         self._retry_at = 0.0
         self._pause = limits.POSTGRES_LOCKED_PAUSES[0]
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to try the batches again that wait."""
+        """Whether it is time to try the waiting batches again."""
         return self._loop.time() >= self._retry_at
 
     def hold(self, locked: Iterable[Address] = (), spaces: Iterable[Space] = ()) -> None:
-        """These rows, or the tables of these spaces, are locked."""
+        """Note that these rows, or the tables of these spaces, are locked."""
         longest = limits.POSTGRES_LOCKED_PAUSES[1]
         self._locked.update(locked)
         self.spaces |= frozenset(spaces)
@@ -32,12 +32,12 @@ class LockedRows:
         self._pause = min(2 * self._pause, longest)
 
     def release(self) -> None:
-        """The batches that wait are about to be tried."""
+        """Forget the locks, because the waiting batches are about to be tried."""
         self._locked.clear()
         self.spaces = frozenset()
 
     def forget(self) -> None:
-        """No batch waits any more."""
+        """Forget the locks and the pause, because no batch waits any more."""
         self.release()
         self._pause = limits.POSTGRES_LOCKED_PAUSES[0]
 

@@ -54,7 +54,7 @@ CREATE: Final = (
     "VALUES (1, md5(random()::text || clock_timestamp()::text || random()::text))",
 )
 
-# Below the newest commit's time no clock counts: expired entries would come back to life.
+# The time never goes below that of the newest commit: expired entries would come back to life.
 READ_VERSION: Final = (
     f"SELECT version, greatest(coalesce($1::bigint, {milliseconds('clock_timestamp()')}), at) AS now "
     f"FROM {COUNTER} WHERE id = 1"
@@ -70,7 +70,7 @@ def beside_counter(statement: str) -> str:
 
 
 READ_SNAPSHOT_VERSION: Final = READ_VERSION.replace("clock_timestamp()", "now()")
-"""The same, with the time by which all reads of a transaction decide what has expired."""
+"""READ_VERSION, with the time by which all reads of a transaction decide what has expired."""
 
 LOCK_VERSION: Final = f"SELECT version FROM {COUNTER} WHERE id = 1 FOR UPDATE"
 JUMPED: Final = f"(version / {limits.VERSION_JUMP} + 1) * {limits.VERSION_JUMP}"
@@ -100,7 +100,7 @@ def write_version(timeline: str, version: int, at: int) -> str:
 
 NOTIFY: Final = f"SELECT pg_notify('{CHANNEL}', '{{name}} {{version}}')"
 
-# Also those that only wait for their lock: a commit would wait behind them. NOWAIT would be an error, which is logged.
+# Also clients that still wait for such a lock: a commit would wait behind them. NOWAIT would log an error each time.
 LOCKED_TABLES: Final = (
     "SELECT name FROM unnest($1::text[]) AS name WHERE EXISTS (SELECT FROM pg_locks WHERE locktype = 'relation' "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND relation = to_regclass(name) "
@@ -121,8 +121,8 @@ FIND_COMMIT: Final = f"SELECT base, at, changes IS NOT NULL FROM {CHANGES} WHERE
 def trim(now: str, size: str, seconds: str, most_bytes: str) -> str:
     """The statement that removes what the log need not keep: whole versions, TRIM_ROWS rows or one version at most.
 
-    The newest row that may go stays: `base` of the oldest row is then the oldest position that can be read. What a
-    commit whose reply was lost may still ask for stays in any case.
+    The newest row that may go stays: `base` of the oldest row is then the oldest position that can be read. Rows
+    that the sender of a lost commit may still ask for stay in any case.
 
     Args:
         now: SQL: the time of the commit.

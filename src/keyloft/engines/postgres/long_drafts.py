@@ -1,7 +1,7 @@
 """Settles a long batch in parts, so that no step of its commit holds the event loop for long.
 
-What stays of a part is what the function takes of it. Arrays are kept as text, which the server casts: the driver would
-encode the elements of all parts at once.
+Of each part, only the arguments of the function are kept. Arrays are kept as text, which the server casts: the driver
+would encode the elements of all parts at once.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ class LongDraft:
 
     @property
     def gathered(self) -> GatheredVerdict:
-        """What became of the parts so far."""
+        """The verdicts of the parts so far."""
         return self._gathered
 
     def add(self, draft: Draft) -> None:
-        """A part was settled."""
+        """Add a part that was settled."""
         settled = draft.settled
         self._gathered.add(settled)
         if not draft.versions:
@@ -61,13 +61,13 @@ class LongDraft:
         self._unpacked = []
 
     def parts(self) -> list[bytes]:
-        """What the change log is to hold."""
+        """The changes of the batch, as the change log is to hold them."""
         if self._unpacked or not self._parts:
             self._pack()
         return self._parts
 
     async def finish(self) -> None:
-        """All parts were added: make the texts of the arrays, one at a time."""
+        """Make the texts of the arrays, one at a time, once all parts were added."""
         for kinds in self._arrays.values():
             for columns in kinds.values():
                 for array in columns:

@@ -34,7 +34,7 @@ _HOLD: Final = (
 
 
 def _put_whole_rows(layout: PostgresLayout) -> str:
-    """The statement that puts rows with their versions and times, over whatever is stored."""
+    """The statement that puts rows with their versions and times, in place of stored rows with the same keys."""
     columns = (*layout.columns, "version", *TIMES)
     bound = tables.arrays([*layout.columns.values(), *["bigint"] * (len(TIMES) + 1)], 1)
     selected = ", ".join((*layout.columns, "version", *[layout.moment(f"new.{time}") for time in TIMES]))
@@ -182,13 +182,13 @@ class PostgresMaintenance:
         work: Callable[["_PostgresLoad"], Awaitable[tuple[T, int | None]]],
         rows: Sequence[tuple[Space, Record]] | None = None,
     ) -> T:
-        """Do something in one transaction that holds the version counter, and again if that failed and may succeed.
+        """Do something in one transaction that holds the version counter; repeat it after a failure that may pass.
 
         If it is repeated after a commit whose reply was lost, it meets its own rows, and leaves them as they are.
 
         Args:
             work: Returns its result, and the new version counter, or None if it wrote nothing.
-            rows: What it may write; None for everything, and the change log then begins with one empty row.
+            rows: The rows that it may write; None for all, and the change log then begins with one empty row.
         """
         deadline = asyncio.get_running_loop().time() + limits.BUSY_SECONDS
         begin = self.server.begin if rows is None else self.server.begin_commit

@@ -20,7 +20,7 @@ class CommitListener:
     """Reports commits of other processes to the watches' feed, for as long as there are watches.
 
     The version counter is polled in any case: often until the first notification arrives, and now and then after that.
-    If it moved without a notification, those get lost on their way, as with PgBouncer, and it is polled often again.
+    If it moved without one, notifications get lost on their way, as with PgBouncer, and it is polled often again.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from keyloft.engines.postgres import function
 
 
 async def call(connection: Any, name: str, arguments: Mapping[str, Any]) -> list[int] | None:
-    """The answer of the function of this name; None if it got lost, so that it is unknown what became of the commit."""
+    """The answer of the function of this name; None if it was lost, so that the outcome of the commit is unknown."""
     token = f"keyloft_{secrets.token_hex(8)}"
     answers: list[list[int]] = []
 

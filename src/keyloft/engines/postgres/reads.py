@@ -1,4 +1,4 @@
-"""Answers read requests from PostgreSQL: concurrent gets share a statement, all else is read one by one."""
+"""Answers read requests from PostgreSQL: concurrent gets share a statement, other requests are read one by one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -149,7 +149,7 @@ class PointReads:
         return [lookup for lookup in lookups[:taken] if not lookup[1].done()]
 
     def _put_back(self, lookups: Sequence[PendingGets]) -> None:
-        """Let the next statement of any task answer them first."""
+        """Put lookups back, so that the next statement of any task answers them first."""
         if lookups:
             space = lookups[0][0][0].space
             self._waiting[space] = [*lookups, *self._waiting.get(space, [])]
@@ -215,7 +215,7 @@ class PostgresReads:
         return version, now
 
     async def counter_and_time(self) -> SnapshotAnswers:
-        """The same as answers."""
+        """The version counter and the time, as answers."""
         rows = await self._on_connection(lambda slot: slot.fetch(READ_VERSION, self._server.now()))
         version, now = self._server.counter_row(rows)
         return _shown(version, (version, now))
@@ -242,7 +242,7 @@ class PostgresReads:
     async def _answer(self, slot: Slot, asks: Sequence[Ask]) -> list[Any]:
         counts = all([isinstance(ask, Count) for ask in asks])
         now = self._server.now()
-        # What has expired, and what expires next, must be of one moment.
+        # Expired entries and the next expiry must be read at one moment.
         if len(asks) == 1 and not counts and not isinstance(asks[0], Due):
             return await self._answer_at(slot, asks, now)
         async with slot.transaction(_COUNTING if counts else SNAPSHOT) as transaction:

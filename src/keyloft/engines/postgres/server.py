@@ -96,7 +96,7 @@ class PostgresServer:
         durability: str = "full",
         patience: float = limits.SERVER_SECONDS,
     ) -> None:
-        """Connects later.
+        """Prepare to connect; the first caller connects.
 
         Args:
             address: Where the database is.
@@ -127,7 +127,7 @@ class PostgresServer:
         self.process = self.token
         """Names the commits of this process in notifications, once the schema was checked."""
         self.announcer: str | None = None
-        """The same, or None where the server has no notifications."""
+        """The name in notifications, or None where the server has none."""
         self.functions = function.functions_in()
         """The functions that commit, once the schema was checked."""
         self.has_function = False
@@ -137,7 +137,7 @@ class PostgresServer:
 
     @property
     def timeline(self) -> str:
-        """SQL for the timeline of the server; NULL where it does not tell."""
+        """SQL for the timeline of the server; NULL where the server does not report it."""
         return schema.TIMELINE if self._has_timelines else "NULL::bigint"
 
     def of_standby(self, host: str) -> "PostgresServer":
@@ -229,7 +229,7 @@ class PostgresServer:
         return connection
 
     async def _ask(self, host: Host, connection: Connection) -> tuple[Connection, HostState]:
-        """What a host is, on a connection or on a new one."""
+        """The state of a host, read over this connection or over a new one."""
         try:
             async with asyncio.timeout(self._connect_seconds):
                 if connection is None or connection.is_closed():
@@ -277,14 +277,14 @@ class PostgresServer:
         return state
 
     async def _read_state(self, connection: Connection, host: Host) -> tuple[list[Any], HostState]:
-        """What a session must know, and what the host is."""
+        """The settings that a session depends on, and the state of the host."""
         asked_at = asyncio.get_running_loop().time()
         try:
             row = await self._fetch_state(connection)
         except asyncpg.PostgresError as error:
             if not self._has_timelines or not errors.is_of_timelines(error):
                 raise
-            logger.info("%s does not tell its timeline: %s", self.name, errors.message_of(error, self.address))
+            logger.info("%s does not report its timeline: %s", self.name, errors.message_of(error, self.address))
             self._has_timelines = False
             row = await self._fetch_state(connection)
         is_standby, is_read_only, timeline, cluster, synchronous, receives_as, streams, store, counter = row[3:]
@@ -317,14 +317,14 @@ class PostgresServer:
     async def _lacks_store(self, connection: Connection) -> bool:
         """Whether the tables with the store's id and the version counter are yet to be made, migrated, or granted.
 
-        For a single host, what they show is of no use before the store is known.
+        For a single host, their contents are not needed before the store is known.
         """
         if self.hosts.store is not None:
             return False
         return not self.hosts.several or not await connection.fetchval(host_state.HAS_STORE)
 
     def _session_settings(self) -> dict[str, str]:
-        """What a session is to have, or a transaction behind a pooler."""
+        """The settings of a session, or behind a pooler of a transaction."""
         settings = {
             "lock_timeout": timeout(self.lock_seconds),
             # A machine that is lost within a transaction would keep its locks until TCP notices.
@@ -385,7 +385,7 @@ class PostgresServer:
             await asyncio.wait(self._closing)
 
     def note_wrong_isolation(self) -> None:
-        """The function refuses to commit: behind a pooler, transactions have the isolation that the database sets."""
+        """Note that the function refuses to commit: behind a pooler, the database decides the isolation level."""
         if self.has_function:
             logger.warning(
                 "%s: default_transaction_isolation is not 'read committed', so commits hold locks for longer", self.name

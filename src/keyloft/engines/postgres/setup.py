@@ -35,7 +35,7 @@ async def set_up_schema(server: PostgresServer, connection: Connection) -> None:
             adoption.check(server.name)
             logger.info("%s: adopting its table %s", server.name, schema.PLUGIN_TABLE)
         create = create_beside(tables.CREATE, tables.LAYOUTS[Space.PLUGINS].create, adoption)
-        # In the same transaction: where this is lost in a failover, so are the tables.
+        # In the same transaction, so that a failover can't lose this and keep the tables.
         create = [*create, f"UPDATE {log.COUNTER} SET timeline = coalesce({server.timeline}, 0)"]
         try:
             await connection.execute("; ".join(("BEGIN", *create, "COMMIT")))

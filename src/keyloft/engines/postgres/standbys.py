@@ -1,4 +1,4 @@
-"""Answers gets and lists from standbys, as long as they show what this client has seen, and from the primary otherwise.
+"""Answers gets and lists from standbys that show what this client has seen, and from the primary otherwise.
 
 Each answer comes with the version counter of its snapshot. An answer counts if it is not older than what this engine
 has read or written before, from whichever host: so its callers read their own writes, and never go back in time.
@@ -18,7 +18,7 @@ from keyloft.engines.postgres.server import PostgresServer
 from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
 
 _ANSWERED: Final = (Get, Scan)
-"""What standbys are asked for."""
+"""The requests that standbys answer."""
 _PASSING: Final = (Unreachable, Busy, TimeoutError)
 
 
@@ -28,15 +28,15 @@ class StandbyReads:
     def __init__(
         self, server: PostgresServer, primary: PostgresReads, max_lag: float, opened_on: HostState | None = None
     ) -> None:
-        """Without a primary at the beginning, `opened_on` is the standby that showed most then."""
+        """If there was no primary at the beginning, `opened_on` is the standby that had the highest version then."""
         self._server = server
         self._primary = primary
         self._max_lag = max_lag
         self._standbys: dict[str, tuple[PostgresServer, PostgresReads]] = {}
         self._failed: dict[str, HostState] = {}
-        """Standbys that did not answer, with the state by which they were chosen: a later one lets them try again."""
+        """Standbys that did not answer, with the state by which they were chosen; a newer state ends their exclusion."""
         self.answered: Counter[str] = Counter()
-        """By host, how many reads it has answered."""
+        """How many reads each host has answered."""
         self._next = 0
         self._seen = 0 if opened_on is None else opened_on.version or 0
         self._has_met_primary = opened_on is None
@@ -44,7 +44,7 @@ class StandbyReads:
         self._closed = False
 
     def saw(self, version: int) -> None:
-        """A caller has seen this version, so no later answer may be older."""
+        """Note that a caller has seen this version, so that no later answer is older."""
         self._seen = max(self._seen, version)
 
     async def read(self, *asks: Ask) -> list[Any]:
@@ -83,7 +83,7 @@ class StandbyReads:
                     if host is not None:
                         self._failed[host.name] = host
                     elif isinstance(error, TimeoutError):
-                        seconds *= 2  # what takes long is left to the primary, and not begun again and again
+                        seconds *= 2  # a read that takes long is left to the primary, not begun again on each standby
                     continue
                 version = answers.version if isinstance(answers, SnapshotAnswers) else 0
                 if host is None or version >= wanted:
@@ -100,7 +100,7 @@ class StandbyReads:
             self.answered[host.name] += 1
 
     def _forget_lost_history(self) -> None:
-        """A version that the former primary gave, and that was lost with it, is never reached.
+        """Give up waiting for a version that was lost with the former primary: no host will ever reach it.
 
         A new primary whose version has not yet jumped shows where the history goes on.
         """

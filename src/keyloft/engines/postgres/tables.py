@@ -23,7 +23,7 @@ from keyloft.engines.postgres import log
 from keyloft.engines.postgres.log import READ_VERSION, milliseconds
 from keyloft.engines.tables import Layout
 
-# Below the newest commit's time no clock counts. PostgreSQL reads the counter only if it meets an entry that expires.
+# The time never goes below that of the newest commit. PostgreSQL reads the counter only for entries that expire.
 _NOW: Final = (
     f"greatest(coalesce($1::bigint, {milliseconds('now()')}), "
     f"(SELECT at FROM {schema.VERSION_COUNTER_TABLE} WHERE id = 1))"
@@ -123,7 +123,7 @@ class PostgresLayout(Layout):
 
     @property
     def seen_stamp(self) -> str:
-        """SQL: what tells, besides version and expiry, whether a row has changed."""
+        """SQL: the column that shows, besides version and expiry, whether a row has changed."""
         return self.stamp or "updated_at"
 
     @property
@@ -138,7 +138,7 @@ class PostgresLayout(Layout):
         )
 
     def lock_rows(self, keys: Sequence[str]) -> str:
-        """The statement that locks the rows of some keys without waiting; selects how many there are and it got."""
+        """The statement that locks rows of some keys without waiting; selects how many exist, and how many it got."""
         locked = self.of_keys(*keys, lock="FOR UPDATE SKIP LOCKED")
         return f"SELECT (SELECT count(*) FROM {self.of_keys(*keys)}), (SELECT count(*) FROM {locked})"
 
@@ -160,7 +160,7 @@ class PostgresLayout(Layout):
             base: SQL: the version from which the versions of the puts count.
             now: SQL: the time.
             puts: SQL: arrays of the columns of key and value, the versions and the expiries.
-            with_suffix: Whether suffixes follow, NULL but for the keys of Appends, which contain their version.
+            with_suffix: Whether suffixes follow; NULL except for the keys of Appends, which contain their version.
             over: Whether rows that are there are replaced, or else left as they are.
         """
         names, at = ", ".join(self.columns), self.moment(now)

@@ -35,7 +35,7 @@ from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.tables import LAYOUTS
 from keyloft.errors import Busy, ClockSetBack, CommitUnknown, DatabaseError, DiskFull, ReadOnly, Unreachable
 
-# Failures of the server as a whole: batch by batch, every one would fail.
+# Failures of the server as a whole: each batch alone would fail, too.
 _FAILS_WHOLE_GROUP: Final = (DiskFull, ReadOnly, CommitUnknown, ClockSetBack)
 # Failures of a group that was tried until its time was up.
 _TIMED_OUT: Final = (Unreachable, Busy)
@@ -65,11 +65,11 @@ class PostgresWriter:
         self._by_locking = ByLocking(server, history)
         self._locked_rows = LockedRows()
         self.attempt: CommitAttempt | None = None
-        """The one under way."""
+        """The attempt that is under way."""
         self._last_version = 0
         self._last_failure: DatabaseError | None = None
         self.set_up: Callable[[], Awaitable[object]] | None = None
-        """What is left to do at the primary before the first commit, if the store was opened on a standby."""
+        """What has to be done at the primary before the first commit, if the store was opened on a standby."""
         self.unknown = 0
         """How many callers got CommitUnknown."""
 
@@ -85,7 +85,7 @@ class PostgresWriter:
         if free:
             outcomes.append(await self._decide([group[at] for at in free], [arrived[at] for at in free]))
         held, moments = [group[at] for at in rest], [arrived[at] for at in rest]
-        # Those held back may share keys with a batch of this group that has to wait, too, and came before them.
+        # Batches that were held back may share keys with a batch of this group that has to wait, too, and came earlier.
         is_next = not any([verdict is None for outcome in outcomes for verdict in outcome.verdicts])
         if is_next and self._locked_rows.is_due:
             outcomes.append(await self._try_again(held, moments))
@@ -96,7 +96,7 @@ class PostgresWriter:
         return _in_order(outcomes, [*free, *rest])
 
     async def _try_again(self, group: list[Batch], arrived: Sequence[float]) -> Outcome:
-        """Decide batches that were held back, but for those whose tables are still locked."""
+        """Decide batches that were held back, except batches whose tables are still locked."""
         locked = await self._find_locked_tables(self._locked_rows.spaces)
         self._locked_rows.release()
         if locked:
@@ -132,7 +132,7 @@ class PostgresWriter:
             self._locked_rows.hold(addresses_of(group[0]))
             return self._later(arrived)
         if isinstance(failure, _TIMED_OUT) and not (is_too_slow(failure) and len(group) > 1):
-            # The first has waited long enough; those that arrived later have time left, and join the next group.
+            # The first batch has waited long enough; later ones have time left, and join the next group.
             overdue = max(1, sum(not self._has_time(moment) for moment in arrived))
             verdicts = [*failed(group[:overdue], failure, 0).verdicts, *[None] * (len(group) - overdue)]
             return Outcome(verdicts, self._last_version, self._last_version)
@@ -160,7 +160,7 @@ class PostgresWriter:
         return _in_order(outcomes, [*rest, *free])
 
     async def _decide_each(self, group: Sequence[Batch], arrived: Sequence[float]) -> Outcome:
-        """Commit batch by batch: one that the database refuses, or that meets a lock, must not harm the others."""
+        """Commit batch by batch, so that a batch that is refused, or meets a lock, does not harm the others."""
         outcomes: list[Outcome] = []
         locked = 0
         for batch, moment in zip(group, arrived, strict=True):
@@ -169,7 +169,7 @@ class PostgresWriter:
                 outcomes.append(self._later([moment]))
                 continue
             if locked > 1:
-                # Perhaps a lock that blocks all writes: each would wait for it. The next group begins with those left.
+                # Perhaps a lock blocks all writes, and each batch would wait for it. The rest begins the next group.
                 outcomes.append(self._later([moment]))
                 continue
             outcomes.append(await self._decide([batch], [moment]))
