@@ -34,7 +34,7 @@ class StandbyReads:
         self._max_lag = max_lag
         self._standbys: dict[str, tuple[PostgresServer, PostgresReads]] = {}
         self._failed: dict[str, HostState] = {}
-        """Standbys that did not answer, with the state by which they were chosen; a newer state ends their exclusion."""
+        """Standbys that did not answer, with the state by which they were chosen; a newer state lets them be asked."""
         self.answered: Counter[str] = Counter()
         """How many reads each host has answered."""
         self._next = 0
