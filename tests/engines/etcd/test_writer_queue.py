@@ -66,7 +66,7 @@ async def counter_of(views: RevisionViews) -> StoreState:
 
 async def store_counter(views: RevisionViews, counter: StoreState) -> int:
     """Write the counter, as a commit does; returns the revision."""
-    written = transactions.put(views.keys.counter, layout.pack_counter(counter))
+    written = transactions.put(views.keys.counter, layout.pack_state(counter))
     response = await views.cluster.ask("Txn", transactions.transaction((), [written]))
     return int(response.header.revision)
 

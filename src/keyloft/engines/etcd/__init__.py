@@ -4,8 +4,8 @@
 failures, and `transactions` builds requests. `layout` is the form of keys and values. `views` reads from one revision;
 `reads`, `scans` and `log` answer from it. `writes` takes an engine's groups, and `group_commit` decides and writes one
 of them; `drafts` holds what it writes, and `large_values` stores what does not fit into it. `row_cache` saves it reads.
-Several processes write in the order of `writer_queue`, and `followed_commits` tells each what the others wrote.
-`following` tells watches of commits, both by a `counter_watch`. `setup`, `maintenance`, `snapshots`, `loads` and
+Several processes write in the order of `writer_queue`; `followed_commits` reports to each what the others wrote, and
+`following` reports commits to watches, both by a `counter_watch`. `setup`, `maintenance`, `snapshots`, `loads` and
 `inspection` serve operators.
 """
 

@@ -1,4 +1,4 @@
-"""Calls the members of an etcd cluster over gRPC: one at a time, and the next one when that fails."""
+"""Calls the members of an etcd cluster over gRPC: one member, and the next one when that fails."""
 
 import asyncio
 import logging
@@ -25,9 +25,9 @@ _SILENT, _ANSWER = limits.ETCD_KEEPALIVE_SECONDS
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # A try is repeated here, where it is known what it may have done.
+    # Retries are made here, not by gRPC, because here it is known what a try may have done.
     ("grpc.enable_retries", 0),
-    # Two engines don't share a connection: the one must not wait behind what the other transfers.
+    # Each engine has its own connection, so that it does not wait behind what another engine transfers.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -76,7 +76,7 @@ class EtcdCluster:
         self.clock: Clock = clock or SystemClock()
         self._credentials = _credentials(address) if address.tls else None
         self.members = [self._member(endpoint) for endpoint in address.endpoints]
-        """Those that the URL names, then others that these know."""
+        """The members that the URL names, then other members that these know."""
         self._current = 0
         self._learning: asyncio.Task[None] | None = None
         self._token: str | None = None
@@ -110,7 +110,7 @@ class EtcdCluster:
             raise
 
     def failed(self, member: EtcdMember, error: Any) -> None:
-        """A request to this member has failed: log in again, or ask another one, if that may help."""
+        """After a failed request to this member, log in again, or turn to another member, if that may help."""
         if errors.is_logged_out(error):
             self._token = None
         elif errors.is_lost(error) and member is self.member:
@@ -123,7 +123,7 @@ class EtcdCluster:
             Failure: It belongs to another cluster than the first member that answered.
         """
         self._cluster_id = self._cluster_id or cluster_id
-        if cluster_id not in (0, self._cluster_id):  # some replies don't tell
+        if cluster_id not in (0, self._cluster_id):  # some replies don't name their cluster
             raise errors.of_another_cluster(member.endpoint)
 
     async def ask(self, method: str, request: Any, arrived: float | None = None) -> Any:
@@ -153,7 +153,7 @@ class EtcdCluster:
         """Wait before the next try.
 
         Raises:
-            DatabaseError: It would not help, or time is up.
+            DatabaseError: Another try would not help, or time is up.
         """
         time = asyncio.get_running_loop().time()
         if not errors.may_succeed_later(error) or time > arrived + self.patience:
@@ -161,7 +161,7 @@ class EtcdCluster:
         await asyncio.sleep(limits.ETCD_RETRY_SECONDS)
 
     async def metadata(self, member: EtcdMember, seconds: float) -> tuple[tuple[str, str], ...]:
-        """What each request carries: who sends it."""
+        """The metadata of each request, which names its user."""
         if not self.address.user:
             return (_WITH_LEADER,)
         if self._token is None:
@@ -175,11 +175,11 @@ class EtcdCluster:
         return (_WITH_LEADER, ("token", self._token)) if self._token else (_WITH_LEADER,)
 
     async def learn_members(self) -> None:
-        """Find members that the URL does not name: they may be all that is left once the others were replaced."""
+        """Find members that the URL does not name: once the named ones are replaced, only these are left."""
         try:
             found = await self.call("MemberList", messages.MemberListRequest(), limits.ETCD_TRY_SECONDS)
         except Failure as error:
-            logger.debug("%s does not tell its members: %s", self.name, errors.details(error))
+            logger.debug("%s does not list its members: %s", self.name, errors.details(error))
             return
         named = self.members[: len(self.address.endpoints)]
         known = {member.endpoint: member for member in self.members[len(named) :]}
@@ -195,7 +195,7 @@ class EtcdCluster:
             await known[endpoint].channel.close()
 
     def _endpoints_of(self, member: Any) -> Iterator[str]:
-        """Where a member says that clients reach it; without what is meant for programs on its own machine."""
+        """The addresses at which a member says that clients reach it, without those for its own machine alone."""
         is_local = any([_is_loopback(endpoint.rpartition(":")[0]) for endpoint in self.address.endpoints])
         for url in member.client_urls:
             parts = urlsplit(url)

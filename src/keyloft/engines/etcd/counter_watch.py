@@ -9,16 +9,16 @@ import grpc  # type: ignore[import-untyped,unused-ignore]
 from keyloft import limits
 from keyloft.engines.etcd import messages
 from keyloft.engines.etcd.cluster import EtcdCluster, EtcdMember
-from keyloft.engines.etcd.layout import StoreState, counter_key, unpack_counter
+from keyloft.engines.etcd.layout import StoreState, counter_key, unpack_state
 from keyloft.engines.etcd.messages import WatchCreateRequest, WatchRequest
 
 
 async def puts(
     cluster: EtcdCluster, member: EtcdMember, start: bytes, end: bytes = b""
 ) -> AsyncGenerator[Sequence[Any] | None, None]:
-    """What is written under a key, or in a range of keys, in order; None once the watch has begun.
+    """The writes of a key, or of a range of keys, in their order; None once the watch has begun.
 
-    What one transaction writes is not divided. It ends when the member does.
+    The writes of one transaction come together. The watch ends when the member ends.
 
     Raises:
         Failure: The connection is lost.
@@ -41,7 +41,7 @@ async def puts(
 async def counters(cluster: EtcdCluster, member: EtcdMember) -> AsyncGenerator[tuple[int, StoreState] | None, None]:
     """The counter as each commit leaves it, and its revision; None once the watch has begun.
 
-    It ends when the member does.
+    The watch ends when the member ends.
 
     Raises:
         Failure: The connection is lost.
@@ -53,4 +53,4 @@ async def counters(cluster: EtcdCluster, member: EtcdMember) -> AsyncGenerator[t
                 yield None
             else:
                 for kv in written:
-                    yield kv.mod_revision, unpack_counter(cluster.name, kv.value)
+                    yield kv.mod_revision, unpack_state(cluster.name, kv.value)

@@ -1,4 +1,4 @@
-"""The writes of a commit: what they take in a request, and which values are stored before it because they don't fit."""
+"""The writes of a commit: their size in a request, and which values are stored before it because they don't fit."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,11 +17,11 @@ from keyloft.engines.etcd.transactions import OPERATION_BYTES
 from keyloft.errors import InvalidArgument
 
 StoredChunks: TypeAlias = dict[tuple[bytes, bytes], Chunks]
-"""The values that were stored before a commit, by key of etcd and value: a repeated try uses them again."""
+"""Where values were stored before a commit, by key of etcd and value, so that a repeated try uses them again."""
 
 
 class CommitDraft:
-    """The operations of a transaction. Values stay apart until it is known which of them go into chunks."""
+    """The operations of a transaction. Values are kept separately until it is known which of them go into chunks."""
 
     def __init__(self, keys: KeyLayout, stored: Mapping[Address, StoredRow]) -> None:
         """`stored` holds the rows under all keys that will be written, where there are any."""
@@ -30,13 +30,13 @@ class CommitDraft:
         self._others: list[Any] = []
         self._others_bytes = 0
         self._puts: dict[bytes, tuple[Callable[[Chunks | None], bytes], bytes]] = {}
-        """By key of etcd: what makes a row of the value, or of its chunks; and the value."""
+        """By key of etcd, the value, and the function that makes a row of it or of its chunks."""
         self._written: dict[Address, Record | None] = {}
         self.chunks: dict[bytes, Chunks] = {}
-        """Of the values that were stored before, by key of etcd."""
+        """By key of etcd, the chunks of the values that were stored before the commit."""
 
     def write(self, address: Address, write: Write, now: int) -> None:
-        """Carry out what `settle` has decided about a key."""
+        """Add the operations for what `settle` has decided about a key."""
         old = self._stored.get(address)
         before = None if old is None else old.record
         new = None
@@ -112,7 +112,7 @@ class CommitDraft:
         return self._others_bytes + puts
 
     def _largest(self, most: int) -> dict[bytes, bytes]:
-        """Values that go into chunks: all large ones, and as many as must go for the rest to take this many bytes."""
+        """The values that go into chunks: all large ones, and as many others as it takes for the rest to fit."""
         size = self._size
         taken: dict[bytes, bytes] = {}
         if size > min(most, limits.ETCD_INLINE_BYTES):
@@ -135,9 +135,9 @@ class CommitDraft:
         key = self.keys.data(*address)
         if key in self._puts:
             return StoredRow(head, self.chunks.get(key))
-        return StoredRow(head, self._stored[address].chunks)  # its expiry alone was changed
+        return StoredRow(head, self._stored[address].chunks)  # only the expiry has changed
 
     def operations(self) -> list[Any]:
-        """What the transaction is to do."""
+        """The operations of the transaction."""
         puts = [transactions.put(key, pack(self.chunks.get(key))) for key, (pack, _) in self._puts.items()]
         return self._others + puts

@@ -69,7 +69,7 @@ class EtcdEngine(ServerEngine[EtcdWriter]):
         return Start(view.counter.version, view.now)
 
     async def _sweep_chunks(self) -> None:
-        """Remove now and then what processes have left that ended during a commit."""
+        """Remove, now and then, chunks of processes that ended during a commit."""
         while True:
             try:
                 await large_values.sweep(await self._reads.counter())

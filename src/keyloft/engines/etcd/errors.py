@@ -9,7 +9,7 @@ from keyloft.errors import Busy, CannotOpen, CommitUnknown, DatabaseError, DiskF
 Failure: Final = grpc.aio.AioRpcError
 _Code: Final = grpc.StatusCode
 
-# It is not known whether such a request was carried out.
+# After these, it is not known whether the request was carried out.
 _LOST: Final = (
     _Code.UNAVAILABLE,
     _Code.DEADLINE_EXCEEDED,
@@ -62,7 +62,7 @@ def of_another_cluster(endpoint: str) -> Any:
 
 
 def unreachable(name: str, last: Any = None) -> Unreachable:
-    """No member has answered for as long as a call waits."""
+    """The error for a call that no member has answered in time."""
     said = f" ({details(last)})" if last is not None else ""
     return Unreachable(f"{name} does not answer{said}: more than half of its members must run and reach each other")
 

@@ -10,7 +10,7 @@ from keyloft import limits
 from keyloft.engines.etcd.cluster import EtcdMember
 from keyloft.engines.etcd.counter_watch import puts
 from keyloft.engines.etcd.errors import Failure
-from keyloft.engines.etcd.layout import KeyLayout, StoreState, unpack_counter
+from keyloft.engines.etcd.layout import KeyLayout, StoreState, unpack_state
 from keyloft.engines.etcd.row_cache import RowCache
 from keyloft.engines.etcd.views import RevisionViews
 from keyloft.errors import KeyloftError
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class FollowedCommits:
-    """The newest counter that was seen; while it is watched, one that waits for its turn need not read it."""
+    """The newest counter that was seen; while it is watched, a process that waits for its turn need not read it."""
 
     def __init__(self, views: RevisionViews, cache: RowCache) -> None:
         self._views = views
@@ -33,14 +33,14 @@ class FollowedCommits:
         self._used_at = 0.0
         self._moved = asyncio.Event()
         self.is_live = False
-        """Whether each commit is reported."""
+        """Whether the watch reports each commit."""
         self.counter: StoreState | None = None
         self.revision = 0
         self.at = 0.0
-        """When it was seen first, by the event loop's time."""
+        """When this counter was first seen, by the event loop's time."""
 
     def follow(self) -> None:
-        """Begin to watch, unless that has begun; it ends when this was not called for a while."""
+        """Begin to watch, unless that has begun; the watch ends if this is not called for a while."""
         self._used_at = self._loop.time()
         member, keys = self._cluster.member, self._views.keys
         if self._task is None or self._task.done() or self._member is not member or self._keys is not keys:
@@ -57,7 +57,7 @@ class FollowedCommits:
         self._timer, self._task, self.is_live = None, None, False
 
     def _stop_unused(self) -> None:
-        """An idle process need not hear of each commit of the others."""
+        """End a watch that was not used for a while: an idle process need not follow each commit of the others."""
         left = self._used_at + limits.ETCD_RIVAL_SECONDS - self._loop.time()
         if left <= 0:
             self.stop()
@@ -65,13 +65,13 @@ class FollowedCommits:
             self._timer = self._loop.call_later(left, self._stop_unused)
 
     def saw(self, revision: int, counter: StoreState) -> None:
-        """The counter was read, reported, or written by this engine."""
+        """Note a counter that was read, reported, or written by this engine."""
         if revision > self.revision:
             self.counter, self.revision, self.at = counter, revision, self._loop.time()
             self._moved.set()
 
     async def moves(self, seconds: float) -> None:
-        """Wait for the next report, so long at most."""
+        """Wait for the next report, this many seconds at most."""
         self._moved.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -79,7 +79,7 @@ class FollowedCommits:
 
     @property
     def is_cached(self) -> bool:
-        """Whether the cache is as the newest commit that was reported has left the store."""
+        """Whether the cache shows the store as of the newest reported commit."""
         return self.is_live and self._cache.counter_revision >= self.revision
 
     async def _follow(self, member: EtcdMember, keys: KeyLayout) -> None:
@@ -103,11 +103,11 @@ class FollowedCommits:
                 self._moved.set()
 
     def _take(self, written: Sequence[Any], keys: KeyLayout) -> None:
-        """Some commits were reported: each has written the counter, and most of them a note."""
+        """Take over some reported commits: each has written the counter, and most of them a note."""
         notes = {kv.mod_revision: kv.value for kv in written if kv.key != keys.counter}
         for kv in written:
             if kv.key == keys.counter:
-                revision, counter = kv.mod_revision, unpack_counter(self._cluster.name, kv.value)
+                revision, counter = kv.mod_revision, unpack_state(self._cluster.name, kv.value)
                 self._cache.follow(revision, counter, notes.get(revision))
                 self.saw(revision, counter)
 

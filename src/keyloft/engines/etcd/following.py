@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class CounterFollower:
-    """Tells the feed of each move of the version counter, from the first watch until it is closed."""
+    """Reports each move of the version counter to the feed, from the first watch until it is closed."""
 
     def __init__(self, views: RevisionViews, reads: EtcdReads, feed: ChangeFeed, batcher: Batcher) -> None:
         self._cluster = views.cluster
@@ -48,9 +48,9 @@ class CounterFollower:
                 async with contextlib.aclosing(counters(self._cluster, member)) as moves:
                     async for move in moves:
                         if move is None:
-                            # What was committed before the watch began is not reported by it.
+                            # The watch does not report what was committed before it began.
                             await self._observe()
-                        elif move[1].writer != self._writer:  # the outcome of its own commits is reported to the feed
+                        elif move[1].writer != self._writer:  # own commits report their outcome to the feed
                             self._feed.observe(move[1].version)
             except Failure as error:
                 self._cluster.failed(member, error)

@@ -1,7 +1,7 @@
-"""Commits a group of batches: read what decides, settle in memory, write if the version counter is unchanged.
+"""Commits a group of batches: reads the rows that decide, settles, and writes if the version counter is unchanged.
 
 A try whose reply was lost may be repeated: if it has landed, the repeat loses its comparison. A row of the change log
-carries the id of the try that wrote it, so the writer learns there what became of a lost one.
+carries the id of the try that wrote it, so the writer finds there whether a lost try was carried out.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class _Try(Struct, eq=False):
 
 
 class _DecidingRows(Struct, frozen=True):
-    """What decides a group."""
+    """What was read, or guessed, to decide a group."""
 
     view: RevisionView
     rows: dict[Address, StoredRow]
@@ -82,7 +82,7 @@ class GroupCommit:
         self._lost: list[_Try] = []
         self._races = 0
         self._has_waited = False
-        """Whether the member that is asked has just reported the newest commit."""
+        """Whether the member to be asked has just reported the newest commit."""
         self._seconds = limits.ETCD_TRY_SECONDS
         self._chunks: StoredChunks = {}
 
@@ -138,7 +138,7 @@ class GroupCommit:
                     await self._pause_after(error)
 
     async def _wait_for_turn(self) -> None:
-        """Wait until others have committed, and read meanwhile what is not in the cache."""
+        """Wait until others have committed, and meanwhile read the rows that are not in the cache."""
         unknown = [] if self._needs or self._lost else self._cache.known(self._addresses)[1]
         if unknown and self._followed.is_live and self._cache.reads_first(unknown):
             reading = self._loop.create_task(self._read_ahead(unknown), name="keyloft turns")
@@ -152,7 +152,7 @@ class GroupCommit:
         self._has_waited = True
 
     async def _read_ahead(self, addresses: Sequence[Address]) -> None:
-        """Read rows that are not in the cache; what others write meanwhile, the watch reports."""
+        """Read rows that are not in the cache; the watch reports what others write meanwhile."""
         revision, forgotten = self._cache.counter_revision, self._cache.forgotten
         some = addresses[: limits.ETCD_KEYS_PER_READ]
 
@@ -167,10 +167,10 @@ class GroupCommit:
                 self._cache.learn(view, rows, some, forgotten)
 
     def _remember(self) -> _DecidingRows | None:
-        """What decides a group of sets, if no other process has written since the cache was up to date.
+        """What decides a group of sets, from the cache, if no other process has written since it was up to date.
 
         Returns:
-            None if it is to be read.
+            None if the rows are to be read.
         """
         if self._needs or self._lost or not self._queue.knows_newest:
             return None
@@ -182,7 +182,7 @@ class GroupCommit:
         uses_cache = not self._needs and not self._lost
         wanted = self._cache.known(self._addresses)[1] if uses_cache else self._addresses
         some = wanted[: limits.ETCD_KEYS_PER_READ]
-        # A group of sets is written whatever was read: if that was old, its comparison fails, and the reply is new.
+        # A group of sets may be decided by old rows: then its comparison fails, and the reply has the new ones.
         is_known_here = self._has_waited or (not self._races and self._queue.knows_newest)
         serializable = not self._needs and not self._lost and is_known_here
         self._has_waited = False
@@ -205,7 +205,7 @@ class GroupCommit:
             self._cache.catch_up(view, others)
             if not self._cache.shows(view) or not set(self._cache.known(self._addresses)[1]) <= set(wanted):
                 return await self._load()  # rows that were not read have left the cache, or were written meanwhile
-        # A try that compares what is no longer so can't land any more.
+        # A try that compares an older counter can't be carried out any more.
         self._lost = [one for one in self._lost if one.counter_revision == view.counter_revision]
         stored = [reply.kvs for reply in found]
         stored += await view.gets([view.keys.data(*address) for address in wanted[len(some) :]])
@@ -269,7 +269,7 @@ class GroupCommit:
         reads.insert(0, transactions.read(keys.counter))
         most = limits.ETCD_TXN_BYTES - (reading if reload else 0)
         await draft.store_large(self._cluster, most, now, self._arrived, self._chunks)
-        operations = [*draft.operations(), transactions.put(keys.counter, layout.pack_counter(counter))]
+        operations = [*draft.operations(), transactions.put(keys.counter, layout.pack_state(counter))]
         written = draft.rows()
         if self._queue.others_write:
             operations += row_cache.note(view, settled.version, written)
@@ -281,7 +281,7 @@ class GroupCommit:
             compare += [transactions.is_unchanged(keys.data(*address), 0) for address in loaded.absent]
         request = transactions.transaction(compare, operations, [*reads, self._queue.ask(keys)])
         if self._followed.revision > view.counter_revision:
-            self._races += 1  # it would lose: another commit was reported meanwhile
+            self._races += 1  # this try would lose: another commit was reported meanwhile
             return None, None
         attempt = _Try(commit_id, keys, view.counter_revision, committed(settled, base), draft.chunks.values())
         self._lost.append(attempt)
@@ -318,13 +318,13 @@ class GroupCommit:
         return None, _DecidingRows(newer, _rows(newer, self._addresses, [reply.kvs for reply in found]))
 
     async def _prevent_lost(self, view: RevisionView) -> None:
-        """Write the counter as it is: a try that was lost, and compares it, can't land any more."""
+        """Write the counter unchanged: a lost try, which compares its revision, can't be carried out any more."""
         compare = [transactions.is_unchanged(view.keys.counter, view.counter_revision)]
-        same = transactions.put(view.keys.counter, layout.pack_counter(view.counter))
+        same = transactions.put(view.keys.counter, layout.pack_state(view.counter))
         await self._cluster.call("Txn", transactions.transaction(compare, [same]), self._seconds)
 
     async def _remove_unused(self, used: Collection[Chunks]) -> None:
-        """Remove chunks that the commit does not refer to after all; what this leaves, a sweep removes."""
+        """Remove chunks that the commit does not refer to after all; a sweep removes those that are left."""
         unused = {chunks.id for chunks in self._chunks.values()} - {chunks.id for chunks in used}
         removals = [transactions.delete(*self._views.keys.all_chunks(identity)) for identity in unused]
         if removals:
@@ -332,7 +332,7 @@ class GroupCommit:
                 await self._cluster.call("Txn", transactions.transaction((), removals), self._seconds)
 
     async def _has_paused_after_race(self) -> bool:
-        """Another process was faster: wait until this one is next, or for some time if that happens often.
+        """After a lost race, wait until this process is next, or for some time if races are lost often.
 
         Returns:
             Whether what decides may have changed.

@@ -5,7 +5,7 @@ from typing import Final
 from keyloft.core.urls import EtcdAddress
 from keyloft.engines.etcd import messages, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
-from keyloft.engines.etcd.layout import FORMAT, counter_key, unpack_counter
+from keyloft.engines.etcd.layout import FORMAT, counter_key, unpack_state
 from keyloft.engines.inspection import Inspection
 
 _SAFE_MEMBERS: Final = 3
@@ -28,7 +28,7 @@ async def inspect(address: EtcdAddress, patience: float) -> Inspection:
 async def _inspect(cluster: EtcdCluster) -> Inspection:
     read = transactions.transaction((), [transactions.read(counter_key(cluster.address.prefix))])
     [reply] = transactions.replies(await cluster.ask("Txn", read))
-    counter = unpack_counter(cluster.name, reply.kvs[0].value) if reply.kvs else None
+    counter = unpack_state(cluster.name, reply.kvs[0].value) if reply.kvs else None
     await cluster.check_members()
     statuses = await cluster.statuses()
     alarms = {alarm.alarm for alarm in (await cluster.ask("Alarm", messages.AlarmRequest())).alarms}

@@ -59,7 +59,7 @@ def removal(keys: KeyLayout, chunks: Chunks) -> Any:
 
 
 async def load(view: "RevisionView", wanted: Sequence[Chunks]) -> list[bytes | None]:
-    """Values as they are in a view; None for one of which chunks are missing. Many are read at a time."""
+    """Values as a view shows them, many read at a time; None for a value of which chunks are missing."""
     values: list[bytes | None] = []
     for some in by_weight(wanted, lambda one: one.size, limits.ETCD_REPLY_BYTES):
         found = iter(
@@ -72,9 +72,9 @@ async def load(view: "RevisionView", wanted: Sequence[Chunks]) -> list[bytes | N
 
 
 async def sweep(view: "RevisionView") -> int:
-    """Remove chunks that no row refers to, and that are so old that no commit is about to; returns how many values.
+    """Remove old chunks that no row refers to; returns how many values. Younger ones may belong to a commit under way.
 
-    A process that ends between storing a value and committing it leaves them.
+    A process that ends between storing a value and committing it leaves such chunks.
     """
     keys, removed = view.keys, 0
     latest = max(0, view.now - round(1000 * limits.ETCD_ORPHAN_SECONDS))

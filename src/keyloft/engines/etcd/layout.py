@@ -8,8 +8,8 @@
     PREFIX/GENERATION/l/ VERSION PART       the change log
     PREFIX/GENERATION/v/ ID NUMBER          chunks of large values; number 0 holds the key that they belong to
 
-Entries and what belongs to them lie below the number of a generation. A restore fills another generation, and the
-counter then names that one: so readers see all of it or nothing.
+Entries, their index, the log and chunks lie below the number of a generation. A restore fills another generation, and
+the counter then names that one: so readers see all of it or nothing.
 """
 
 import re
@@ -55,7 +55,7 @@ class StoreState(Struct, frozen=True, kw_only=True, array_like=True):
     generation: int = 0
     store_id: str
     writer: str = ""
-    """Which engine made the last commit: its own commits are no news to it."""
+    """Which engine made the last commit; that engine ignores it in its watch."""
     turn_left: int = 0
     """Written by earlier versions of Keyloft, which divided time among engines."""
     queue: tuple[str, ...] = ()
@@ -63,23 +63,23 @@ class StoreState(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_counter = msgspec.msgpack.Decoder(StoreState).decode
+_decode_state = msgspec.msgpack.Decoder(StoreState).decode
 _decode_written = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, bytes, bytes | None]]]).decode
 
 
-def pack_counter(counter: StoreState) -> bytes:
+def pack_state(counter: StoreState) -> bytes:
     return _encode(counter)
 
 
-def unpack_counter(name: str, value: bytes) -> StoreState:
-    """The counter of a store.
+def unpack_state(name: str, value: bytes) -> StoreState:
+    """The state of a store, as the key of its counter holds it.
 
     Raises:
         SchemaTooNew: A later version of Keyloft wrote it.
         DatabaseError: It is not a counter.
     """
     try:
-        counter = _decode_counter(value)
+        counter = _decode_state(value)
     except msgspec.MsgspecError:
         raise DatabaseError(f"{name}: the key counter is not Keyloft's: use another prefix") from None
     if counter.format > FORMAT:
@@ -91,7 +91,7 @@ def unpack_counter(name: str, value: bytes) -> StoreState:
 
 
 class Chunks(Struct, frozen=True, gc=False):
-    """Where a value is that is too large for its row."""
+    """Where the chunks of a value are that is too large for its row."""
 
     id: bytes
     number: int
@@ -131,7 +131,7 @@ class KeyLayout:
 
     @property
     def under_way(self) -> bytes:
-        """What is there while a restore fills this generation."""
+        """The key that exists while a restore fills this generation."""
         return self.base + b"restoring"
 
     # Entries
@@ -157,7 +157,7 @@ class KeyLayout:
     # Expiries
 
     def index(self, space: Space, expires_at: int, key: Key = None) -> bytes:
-        """An entry of the index of expiries, or without a key what all of that moment begin with."""
+        """An entry of the index of expiries; without a key, the prefix of all entries that expire at that moment."""
         start = self._index[space] + _MOMENT.pack(expires_at)
         return start if key is None else start + raw(space, key)
 
@@ -197,12 +197,12 @@ class KeyLayout:
 
     @property
     def commit_range(self) -> tuple[bytes, bytes]:
-        """What tells of each commit: the counter, and what was written lately."""
+        """The keys that each commit writes: the counter, and the note of what it wrote."""
         return self.counter, after_prefix(self._written)
 
     @property
     def former_written_range(self) -> tuple[bytes, bytes]:
-        """Where earlier versions of Keyloft kept what was written lately."""
+        """Where earlier versions of Keyloft kept the notes of what was written lately."""
         return self.base + b"w/", self.base + b"w0"
 
     # Who waits

@@ -61,13 +61,14 @@ class CommittedLoad:
         self._counter = replace(self._counter, store_id=store_id)
 
     async def commit(self, version: int) -> bool:
-        """Store all of it; returns False, and stores nothing, if another process was faster."""
+        """Store all rows; returns False, and stores nothing, if another process has committed first."""
         view, loop = self._view, asyncio.get_running_loop()
         await self._draft.store_large(view.cluster, limits.ETCD_TXN_BYTES, self.now, loop.time())
-        counter = layout.pack_counter(replace(self._counter, version=version))
+        counter = layout.pack_state(replace(self._counter, version=version))
         operations = [*self._cleared, *self._draft.operations(), transactions.put(view.keys.counter, counter)]
         compare = [transactions.is_unchanged(view.keys.counter, view.counter_revision)]
-        # Repeated after a lost reply, it loses its comparison; the next try then meets its own rows, and keeps them.
+        # Repeated after a lost reply, the transaction fails its comparison; the next try then meets its own rows, and
+        # keeps them.
         request = transactions.transaction(compare, operations)
         return bool((await view.cluster.ask("Txn", request)).succeeded)
 
@@ -102,7 +103,7 @@ class GenerationLoad:
             await self._store(draft)
 
     async def clear(self) -> None:
-        """Nothing: the generation is new."""
+        """Does nothing, because a new generation has no rows."""
 
     async def log(self, rows: Sequence[LogRow]) -> None:
         for row in rows:
@@ -112,7 +113,7 @@ class GenerationLoad:
         self.log_size, self._at = rows[-1].size, rows[-1].at
 
     async def clear_log(self) -> None:
-        """Nothing: the generation is new."""
+        """Does nothing, because a new generation has no log."""
 
     async def name_store(self, store_id: str) -> None:
         self._store_id = store_id
@@ -121,7 +122,7 @@ class GenerationLoad:
         """Replace the generation of a view; returns False if another process has committed since.
 
         Raises:
-            Busy: A compaction took this restore for one that was given up.
+            Busy: A compaction has removed the rows, because it took this restore for an abandoned one.
         """
         counter = StoreState(
             version=version,
@@ -132,7 +133,7 @@ class GenerationLoad:
         )
         compare = [transactions.is_unchanged(view.keys.counter, view.counter_revision)]
         operations = [
-            transactions.put(view.keys.counter, layout.pack_counter(counter)),
+            transactions.put(view.keys.counter, layout.pack_state(counter)),
             transactions.delete(self.keys.under_way),
         ]
         request = transactions.transaction(
@@ -147,7 +148,7 @@ class GenerationLoad:
                 "Txn", transactions.transaction((), [transactions.read(view.keys.counter)])
             )
             [reply] = transactions.replies(current)
-            if layout.unpack_counter(self._cluster.name, reply.kvs[0].value).generation == self.keys.generation:
+            if layout.unpack_state(self._cluster.name, reply.kvs[0].value).generation == self.keys.generation:
                 return True  # an earlier try was carried out, and its reply lost
             raise Busy(f"{self._cluster.name}: a compaction removed what was restored so far: try again")
         return False

@@ -13,7 +13,7 @@ from keyloft.errors import HistoryGone
 
 
 async def rows_from(view: RevisionView, version: int, limit: int) -> list[LogRow]:
-    """Rows of the log from the first one that ends with this version or a later one."""
+    """Rows of the log, from the first row that ends with this version or a later one."""
     found: list[LogRow] = []
     async for page in view.pages(view.keys.log(version), view.keys.log_range[1], limit):
         for kv in page:
@@ -44,7 +44,7 @@ async def read(view: RevisionView, after: LogPosition) -> LogSlice:
     taken = [row for row, end in zip(later, ends, strict=True) if end - len(row.changes) < limits.LOG_SLICE_BYTES]
     has_more = len(rows) > limits.ETCD_LOG_ROWS or len(taken) < len(later)
     if len(taken) == len(later) > 1 and has_more:
-        taken.pop()  # it is not known whether its version has further parts
+        taken.pop()  # the last version may have further parts
     changes = [
         change
         for row in taken
@@ -58,13 +58,13 @@ async def read(view: RevisionView, after: LogPosition) -> LogSlice:
 
 
 async def trim(view: RevisionView, kept: KeptHistory) -> None:
-    """Remove the oldest rows of which the log need keep no more; the newest one that may go stays.
+    """Remove the oldest rows that the log need not keep; the newest one of these stays.
 
-    What a commit whose reply was lost may still look up stays in any case.
+    Rows that the writer of a lost commit may still look up stay in any case.
     """
     spared = view.now - round(1000 * limits.TRIM_SPARED_SECONDS)
     oldest_time, oldest_size = kept.oldest_time(view.now), kept.oldest_size(view.counter.log_size)
-    # Rows hold all that their commits have changed: the first two tell whether others are worth reading.
+    # Rows are large, since they hold all changes of their commits. Two rows show whether any may be removed.
     for most in (2, limits.TRIM_ROWS):
         rows = await rows_from(view, 0, most)
         may_go = [row for row in rows if row.at < spared and (row.at < oldest_time or row.size <= oldest_size)]

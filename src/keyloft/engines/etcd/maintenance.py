@@ -22,7 +22,7 @@ from keyloft.engines.sqlite.maintenance import save_as_file
 from keyloft.errors import Busy
 
 _ROW_BYTES: Final = 160
-"""About what a row takes in a commit besides its key and its value: its head, its expiry, and its change in the log."""
+"""About how many bytes a row takes in a commit besides key and value: its head, its expiry, its change in the log."""
 _ALARMS: Final = {
     messages.NOSPACE: "a member has used up its quota (alarm NOSPACE): writes are refused",
     messages.CORRUPT: "the data of a member differs from that of the others (alarm CORRUPT): replace that member",
@@ -64,7 +64,7 @@ class EtcdMaintenance:
     async def load(
         self, rows: Sequence[tuple[Space, Record]], version: int, existing: Existing, *, is_copy: bool = False
     ) -> Loaded:
-        """Store rows; those that don't fit into one commit of etcd in several, one after the other."""
+        """Store rows; if they don't fit into one commit of etcd, in several commits, one after the other."""
         loaded = Loaded()
         for some in by_weight(rows, _weight, limits.ETCD_TXN_BYTES - _ROW_BYTES):
             loaded.add(await self._load(some, version, existing, is_copy=is_copy))
@@ -152,12 +152,12 @@ class EtcdMaintenance:
     async def compact(self) -> None:
         """Remove what nothing refers to, then old revisions, and let each member give the space back.
 
-        Revisions are those of the whole cluster: a program that reads older ones of its own keys loses them, too.
+        Revisions belong to the whole cluster: another program that reads old revisions of its own keys loses them, too.
         """
         view = await self._view()
         await explained(view, large_values.sweep(view))
         await explained(view, self._remove_old_generations(view))
-        # Processes that miss these read rows before they replace them.
+        # A process that misses these notes reads rows before it replaces them.
         notes = [transactions.delete(*found) for found in (view.keys.written_range, view.keys.former_written_range)]
         await self._cluster.ask("Txn", transactions.transaction((), notes))
         try:
@@ -181,7 +181,7 @@ class EtcdMaintenance:
         try:
             await self._cluster.call("Compact", compaction, limits.ETCD_COMPACT_SECONDS)
         except Failure as error:
-            if not is_compacted(error):  # by another process, or because nothing was written since
+            if not is_compacted(error):  # already compacted, by another process, or because nothing was written since
                 raise
 
     async def aclose(self) -> None:
@@ -201,7 +201,7 @@ class EtcdMaintenance:
         await self._cluster.ask("Txn", transactions.transaction(conditions, [removal]))
 
     async def _remove_old_generations(self, view: RevisionView) -> None:
-        """Remove what a restore has left that was interrupted, unless another process commits meanwhile."""
+        """Remove the rows of an interrupted restore, unless another process commits meanwhile."""
         is_current = transactions.is_unchanged(view.keys.counter, view.counter_revision)
         prefix = self._cluster.address.prefix
         start, end = store_prefix(prefix)
@@ -218,6 +218,6 @@ class EtcdMaintenance:
 
 
 def _weight(row: tuple[Space, Record]) -> int:
-    """About what a row takes in a commit, its value stored apart if that is large."""
+    """About how many bytes a row takes in a commit; a large value is stored before it."""
     space, record = row
     return 2 * len(raw(space, record.key)) + _ROW_BYTES + min(len(record.value), limits.ETCD_SMALLEST_CHUNKED_BYTES)

@@ -1,4 +1,4 @@
-"""Answers read requests from etcd: concurrent gets share a transaction, all else is read from a view of its own."""
+"""Answers read requests from etcd: concurrent gets share a transaction, each other read has a view of its own."""
 
 import asyncio
 from collections import deque
@@ -54,7 +54,7 @@ class EtcdReads:
             try:
                 return await self._answer(asks, arrived)
             except Failure as error:
-                # Compacted: a read that lasts so long begins again.
+                # The revision was compacted, because the read took so long: it begins again.
                 if self._loop.time() > arrived + self._cluster.patience:
                     raise errors.explain(self._cluster.name, error) from error
 
@@ -132,7 +132,7 @@ class EtcdReads:
                 if self._loop.time() > arrived + self._cluster.patience:
                     raise errors.explain(self._cluster.name, error) from error
 
-    # All else
+    # Other reads
 
     async def _answer(self, asks: Sequence[Ask], arrived: float) -> Answers:
         view, _ = await self._views.fetch(arrived=arrived)

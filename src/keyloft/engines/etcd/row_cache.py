@@ -1,8 +1,9 @@
 """Caches the rows that were written last: a group that sets them need not be read before it is written.
 
-As long as the version counter is as the last own commit has left it, no one else has written. The next commit compares
-that. While several processes write, each commit leaves a note of the rows that it wrote, and of the revision of the
-counter that it replaced: so the others learn, without a gap, what has become of the rows in their caches.
+As long as the version counter is as this process's last commit has left it, no other process has written. The next
+commit compares that. While several processes write, each commit leaves a note of the rows that it wrote, and of the
+revision of the counter that it replaced: so the others learn, without a gap, what has become of the rows in their
+caches.
 
 Keys that are not in the cache are guessed to be absent, and each is compared, too. If a comparison fails, nothing is
 written. Such a transaction costs as much as a commit, so wrong guesses make later ones rarer.
@@ -31,9 +32,9 @@ def note(view: RevisionView, version: int, written: Mapping[Address, StoredRow |
     """What a commit leaves for other processes that write, so that they need not read the rows that it wrote.
 
     Args:
-        view: What it replaces.
-        version: That of the commit.
-        written: The rows; a process that finds no note of a commit forgets its own rows, so many may be left out.
+        view: The state that the commit replaces.
+        version: The version of the commit.
+        written: The rows. If there are many, no note is left: a process that finds none forgets its own rows.
     """
     if len(written) > limits.ETCD_NOTED_ROWS:
         return []
@@ -57,7 +58,7 @@ class RowCache:
     def __init__(self) -> None:
         self._view: RevisionView | None = None
         self._newer: dict[Address, StoredRow | bytes | None] = {}
-        """Own rows, and those of others as their notes have them; None for keys that are absent."""
+        """The rows of own commits, and of others' commits by their notes; None for keys that are absent."""
         self._older: dict[Address, StoredRow | bytes | None] = {}
         self.forgotten = 0
         """How often rows were forgotten."""
@@ -71,7 +72,7 @@ class RowCache:
         """The store as it probably is, the rows at some keys, and the keys that are guessed to be absent.
 
         Returns:
-            None if that is to be read.
+            None if the rows are to be read.
         """
         if self._view is None:
             return None
@@ -81,7 +82,7 @@ class RowCache:
         return replace(self._view, arrived=arrived), found, absent
 
     def reads_first(self, unknown: Sequence[Address]) -> bool:
-        """Whether keys that are not in the cache are to be read, and not to be guessed."""
+        """Whether keys that are not in the cache are to be read instead of guessed."""
         reads = self._groups_to_read > 0 or len(unknown) > limits.ETCD_GUESSED_KEYS
         if reads:
             self._groups_to_read = max(0, self._groups_to_read - 1)
@@ -101,14 +102,14 @@ class RowCache:
         return found, unknown
 
     def read(self, rows: Mapping[Address, StoredRow]) -> None:
-        """A group of sets was read: where its keys were absent, those of the next one may be, too."""
+        """Learn from a group of sets that was read: if its keys were absent, those of the next group may be, too."""
         if not rows:
             self._groups_to_read = 0
 
     def committed(
         self, before: RevisionView, counter: StoreState, revision: int, written: Mapping[Address, StoredRow | None]
     ) -> None:
-        """An own commit has replaced what a view shows by this version counter and these rows, at this revision."""
+        """Take over an own commit: at this revision, it replaced a view by this version counter and these rows."""
         if self.counter_revision >= revision:
             return  # the watch was faster
         if self._view is None or before.counter_revision != self._view.counter_revision:
@@ -138,18 +139,19 @@ class RowCache:
     def learn(
         self, view: RevisionView, rows: Mapping[Address, StoredRow], asked: Iterable[Address], forgotten: int
     ) -> None:
-        """Rows were read beside commits of others.
+        """Add rows that were read while others committed.
 
         Args:
-            view: What they were read from, which is not older than the cache was when the read began.
-            rows: The rows that are there.
+            view: The view from which they were read; it is not older than the cache was when the read began.
+            rows: The rows that exist.
             asked: All keys that were read.
-            forgotten: As it was when the read began: what was written since then is in the cache, unless it was
-                forgotten.
+            forgotten: The attribute `forgotten` when the read began. If it is unchanged, the cache has all rows that
+                were written since.
         """
         if self._view is None or forgotten != self.forgotten or view.keys.generation != self._view.keys.generation:
             return
-        # Of a view that is newer than the cache: what the cache learns next does not change these rows, or is older.
+        # The view may be newer than the cache: commits that the cache takes over next don't change these rows, or are
+        # older than the view.
         self._put({address: rows.get(address) for address in self.known(asked)[1]})
 
     # Commits of others
@@ -159,7 +161,7 @@ class RowCache:
         return self._view is not None and self._view.counter_revision == view.counter_revision
 
     def news(self, keys: KeyLayout, *, serializable: bool = False) -> list[Any]:
-        """The read that tells what was written since the cache was last up to date; none if it is empty."""
+        """The read of the notes since the cache was last up to date; none if the cache is empty."""
         if self._view is None:
             return []
         start, end = keys.written(self._view.counter.version + 1), keys.written_range[1]
@@ -189,7 +191,7 @@ class RowCache:
         return False
 
     def follow(self, revision: int, counter: StoreState, note: bytes | None) -> None:
-        """Another commit was reported: the counter that it has written at this revision, and its note."""
+        """Take over a reported commit: the counter that it has written at this revision, and its note."""
         view = self._view
         if view is None or counter.generation != view.keys.generation or revision <= view.counter_revision:
             return
@@ -202,7 +204,7 @@ class RowCache:
         self._put(written)
 
     def _begin(self, view: RevisionView) -> None:
-        """It is not known what was written until a view was read."""
+        """Forget all rows, because it is not known what was written until a view was read."""
         self._forget()
         self._view = view
         self._groups_to_read = max(1, self._groups_to_read)  # what was in the cache is not absent
@@ -212,10 +214,10 @@ class RowCache:
         self._view = None
 
     def confirm(self) -> None:
-        """A group was committed by a guess."""
+        """Note that a guess was right: the group was committed."""
         self._next_groups_to_read = 1
 
     def refute(self) -> None:
-        """A key was there, or another process has committed."""
+        """Note that a guess was wrong: a key existed, or another process has committed."""
         self._groups_to_read = self._next_groups_to_read
         self._next_groups_to_read = min(2 * self._next_groups_to_read, limits.ETCD_GROUPS_READ)

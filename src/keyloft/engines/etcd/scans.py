@@ -61,7 +61,7 @@ async def _last_part(view: RevisionView, start: bytes, end: bytes, rows: int) ->
 
     etcd reads and sorts a whole range to answer with its last rows. To count a range takes it a tenth of that, so the
     range is halved as long as the upper half holds enough. The first key of what was counted is the next lower bound:
-    keys lie close together, in a range that their first bytes leave wide.
+    keys lie close together, while the range that their first bytes allow is wide.
     """
     enough = rows + limits.ETCD_SORTED_ROWS
     reply = await view.range(start, end, limit=1, keys_only=True)

@@ -22,7 +22,7 @@ async def make_store(views: RevisionViews) -> None:
     counter = StoreState(store_id=secrets.token_hex(16))
     row = LogRow(VERSION_BY_HAND, 0, -1, 0, 0, change_log.EMPTY)
     made = [
-        transactions.put(keys.counter, layout.pack_counter(counter)),
+        transactions.put(keys.counter, layout.pack_state(counter)),
         transactions.put(keys.log(VERSION_BY_HAND), layout.pack_log_row(row, layout.NO_COMMIT)),
     ]
     # Of several processes that do so at once, one makes it.

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class EtcdSnapshot:
-    """A store at one revision; or, not held, at the newest one of each page."""
+    """A store at one revision; or, with `newest`, each page at its newest revision."""
 
     def __init__(self, view: RevisionView, newest: Callable[[], Awaitable[RevisionView]] | None = None) -> None:
         """With `newest`, each page is read from the view that it returns."""

@@ -1,4 +1,4 @@
-"""Builds etcd's transactions, also of more operations than one may hold, and takes their replies apart."""
+"""Builds etcd's transactions, nested if there are more operations than one may hold, and reads their replies."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -7,13 +7,13 @@ from keyloft.engines.etcd import messages
 from keyloft.engines.etcd.messages import Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest
 
 FLAT: Final = 120
-"""What fits into a transaction without nested ones."""
+"""How many operations a transaction without nested ones may hold."""
 _TWO_LEVELS: Final = 64
 _THREE_LEVELS: Final = 42
 MOST_OPERATIONS: Final = _THREE_LEVELS**3
-"""What fits into one transaction."""
+"""How many operations a transaction with nested ones may hold."""
 OPERATION_BYTES: Final = 32
-"""About what an operation takes in a request besides its key and its value."""
+"""About how many bytes an operation takes in a request besides its key and its value."""
 
 
 def read(key: bytes, end: bytes = b"", **options: Any) -> Any:

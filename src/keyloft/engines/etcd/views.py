@@ -10,7 +10,7 @@ from msgspec import Struct
 from keyloft import limits
 from keyloft.engines.etcd import large_values, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
-from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoreState, unpack_counter
+from keyloft.engines.etcd.layout import Chunks, KeyLayout, StoreState, unpack_state
 from keyloft.engines.etcd.messages import RangeRequest
 from keyloft.errors import DatabaseError, Undecodable
 
@@ -22,15 +22,15 @@ class RevisionView(Struct, frozen=True):
     keys: KeyLayout
     counter: StoreState
     counter_revision: int
-    """Which revision wrote the counter: a commit compares it."""
+    """The revision that wrote the counter, which a commit compares."""
     revision: int
     now: int
-    """The time by which reads decide what has expired: no clock counts that is behind the last commit."""
+    """The time by which reads decide what has expired: never before the last commit, even if the clock is."""
     arrived: float
     """When the caller's patience began."""
 
     async def range(self, start: bytes, end: bytes, **options: Any) -> Any:
-        """Ask for a range of keys.
+        """Read a range of keys.
 
         Raises:
             Failure: The revision is compacted.
@@ -52,7 +52,7 @@ class RevisionView(Struct, frozen=True):
             left = None if left is None else left - len(reply.kvs)
 
     async def gets(self, keys: Sequence[bytes]) -> list[Any]:
-        """What is stored under each of some keys: a list of one or none."""
+        """The stored pair of each key: a list of one or none."""
         found: list[Any] = []
         for first in range(0, len(keys), limits.ETCD_KEYS_PER_READ):
             some = keys[first : first + limits.ETCD_KEYS_PER_READ]
@@ -90,8 +90,8 @@ class RevisionViews:
         Args:
             operations: The reads.
             arrived: When the caller's patience began, by the event loop's time; now if left out.
-            serializable: As it is known to the member that is asked, which asks no other one. It knows what this engine
-                has committed through it; what others have committed, perhaps not yet. The reads must be so, too.
+            serializable: Whether the member that is asked answers from what it has, without asking others. It has what
+                this engine has committed through it, but perhaps not yet what others have. The reads must be so, too.
 
         Raises:
             DatabaseError: No member answered in time, or the prefix holds no store.
@@ -118,7 +118,7 @@ class RevisionViews:
                 "restore a backup"
             )
         [stored] = counter_reply.kvs
-        counter = unpack_counter(self.cluster.name, stored.value)
+        counter = unpack_state(self.cluster.name, stored.value)
         if counter.generation != keys.generation:
             self.keys = KeyLayout(self.cluster.address.prefix, counter.generation)
             return None, []

@@ -2,10 +2,10 @@
 
 A commit that loses costs etcd as much as one that wins. So each commit writes into the version counter which processes
 have something to write, in the order in which they go: itself last, if more is likely to follow. Each of them follows
-the counter, and prepares its next commit while the others commit. One that is next and does not begin is passed over
-after a while, by the one behind it. A process that is not in the queue tries at once; if it loses, it asks for a place,
-under keys that each commit reads. Only speed depends on all this: a process that does not wait, or that ends while it
-is next, harms no one.
+the counter, and prepares its next commit while the others commit. A process that is next and does not begin is passed
+over after a while, by the process behind it. A process that is not in the queue tries at once; if it loses, it
+asks for a place, under keys that each commit reads. Only speed depends on all this: a process that does not wait, or
+that ends while it is next, harms no one.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ class WriterQueue:
         self._followed = followed
         self._time = asyncio.get_running_loop().time
         self._asking: dict[str, None] = {}
-        """Other engines that ask for a place, which no commit has given them yet, in their order."""
+        """Other engines that have asked for a place and have none yet, in the order in which they asked."""
         self._silent: frozenset[str] = frozenset()
-        """Those that were next and did not begin."""
+        """The engines that were next and did not begin."""
         self._has_asked = False
         """Whether this engine asks for a place."""
         self._last_rival = -math.inf
         """When a commit of another engine was last seen."""
         self._last_news = -math.inf
-        """The same, or when one was seen that had been made before."""
+        """When a commit of another engine was last seen, or found to have been made earlier."""
         self._version: int | None = None
-        """That of the last counter that was seen."""
+        """The version of the last counter that was seen."""
         self._last_commit = -math.inf
         self._began_commit = -math.inf
         self._commit_seconds = 0.0
@@ -49,20 +49,20 @@ class WriterQueue:
         """The queue behind a commit that begins now.
 
         Args:
-            counter: What it replaces.
+            counter: The counter that the commit replaces.
             arrived: When its first batch arrived.
-            batches: How many it has; a few after a longer pause are taken for all that there is to write.
+            batches: How many batches the commit has; a few after a longer pause are taken for all there is to write.
         """
         self._saw(counter)
         self._began_commit = self._time()
         others = [name for name in self._waiting(counter) if name != self._name and name not in self._silent]
-        pause = limits.ETCD_TURN_PAUSE_SECONDS + self._commit_seconds  # a busy machine takes longer for both
+        pause = limits.ETCD_TURN_PAUSE_SECONDS + self._commit_seconds  # both are longer on a busy machine
         is_all = arrived > self._last_commit + pause and batches <= limits.ETCD_FEW_BATCHES
         own = () if is_all or (not others and self._is_alone) else (self._name,)
         return (*others[: limits.ETCD_QUEUED_WRITERS], *own)
 
     def committed(self, revision: int, counter: StoreState) -> None:
-        """The commit was made: this is the counter that it wrote."""
+        """Note that the commit was made, with the counter that it wrote."""
         self._last_commit = self._time()
         self._commit_seconds += (self._last_commit - self._began_commit - self._commit_seconds) / 4
         self._asking, self._silent, self._has_asked = {}, frozenset(), False
@@ -70,7 +70,7 @@ class WriterQueue:
         self._version = counter.version
 
     def lost(self, counter: StoreState) -> None:
-        """The commit has lost a race: this is the counter that it met, and it has asked for a place."""
+        """Note that the commit has lost a race to this counter, and has asked for a place."""
         self._has_asked, self._silent = True, frozenset()
         self._saw(counter)
 
@@ -81,7 +81,7 @@ class WriterQueue:
         return counter is not None and bool(self._ahead(counter)) and self._time() < self._patience(counter)
 
     async def wait(self, arrived: float) -> None:
-        """Wait until this engine is next, or those before it are silent.
+        """Wait until this engine is next, or the engines before it are silent.
 
         Raises:
             DatabaseError: The cluster does not answer.
@@ -104,7 +104,7 @@ class WriterQueue:
         """The counter as the watch has reported it, or as it is read until the watch has begun."""
         counter = self._followed.counter
         if counter is None or not self._followed.is_live:
-            # What the member has not heard of yet, the comparison of the next commit finds.
+            # If the member lacks the newest commit, the comparison of the next commit fails.
             view, _ = await self._views.fetch(arrived=arrived, serializable=True)
             self._followed.saw(view.counter_revision, view.counter)
             counter = self._followed.counter or view.counter
@@ -112,16 +112,16 @@ class WriterQueue:
         return counter
 
     def ask(self, keys: KeyLayout) -> Any:
-        """What a commit that loses writes, so that the engine that wins all races notices this one."""
+        """The write of a losing commit, so that the engine that wins all races gives this one a place."""
         return transactions.put(keys.waiting(self._name), self._name.encode())
 
     @staticmethod
     def asking(keys: KeyLayout, since: int) -> Any:
-        """What a commit reads: who has asked since the revision of the commit before."""
+        """The read of each commit: which engines have asked since the revision of the commit before."""
         return transactions.read(*keys.waiting_range, min_mod_revision=since + 1)
 
     def saw_asking(self, found: Iterable[Any]) -> None:
-        """A commit has met these engines, which ask for a place."""
+        """Take note of the engines that ask for a place, as a commit has read them."""
         for kv in found:
             if (name := kv.value.decode()) != self._name:
                 self._asking[name] = None
@@ -148,13 +148,13 @@ class WriterQueue:
         return waiting if self._has_asked else list(self._asking)
 
     def _patience(self, counter: StoreState) -> float:
-        """Until when those before this one may begin: each of them in turn."""
+        """Until when the engines before this one may begin, one after the other."""
         quiet = max(limits.ETCD_QUIET_SECONDS, limits.ETCD_QUIET_COMMITS * self._commit_seconds)
         return self._followed.at + quiet * len(self._ahead(counter))
 
     @property
     def others_write(self) -> bool:
-        """Whether other engines write into the store now and then, so that they want to know what is written."""
+        """Whether other engines write into the store now and then, so that they need notes of what is written."""
         return self._time() < self._last_news + limits.ETCD_NOTING_SECONDS
 
     @property

@@ -47,7 +47,7 @@ class EtcdWriter:
                 outcomes.append(failed(some, error, self._last_version))
             except KeyloftError as error:
                 outcomes.append(Outcome([copy(error) for _ in some], self._last_version, self._last_version))
-            except Exception as error:  # in this task no one else would catch it, and the callers would wait
+            except Exception as error:  # nothing else in this task would catch it, and the callers would wait for ever
                 failure = DatabaseError(f"{self._cluster.name}: a write failed unexpectedly: {type(error).__name__}")
                 failure.__cause__ = error
                 outcomes.append(failed(some, failure, self._last_version))
@@ -86,11 +86,11 @@ class EtcdWriter:
             view, _ = await self._views.fetch()
             await log.trim(view, self._history)
         except (Failure, KeyloftError):
-            return  # the next one will do it
+            return  # the next trim will do it
 
 
 def _weight(batch: Batch) -> float:
-    """Which share of a transaction a batch takes."""
+    """The share of a transaction that a batch takes."""
     size = batch.size + sum([2 * _key_bytes(one.key) + 4 * OPERATION_BYTES for one in batch.mutations])
     return max(2 * size / limits.ETCD_TXN_BYTES, batch.operations / limits.ETCD_SLICE_OPERATIONS)
 
