@@ -92,7 +92,7 @@ class DatabaseClient(ServiceClient):
         return self._request(self._subjects_before, operation, fields)
 
     def _send(self, operation: str, data: bytes) -> "asyncio.Future[Any]":
-        """Send a request that is JSON already; `_accepted` reads its reply. Without a coroutine, it is faster."""
+        """Send a request that is JSON already; `_accepted` reads its reply. A future is faster than a coroutine."""
         return self._ask(self._subjects_before, operation, data)
 
     def subject(self, operation: str) -> str:

@@ -1,7 +1,7 @@
 """Counts what plugins store, in the order of their keys, a slice at a time.
 
 A slice is one short read of a bounded number of rows, and shows the state at one version. A write of this service
-changes the counts at once, if its key was read before: a key that a walk has still to reach is counted when it does.
+changes the counts at once if its key was read before; a key that the walk has not yet reached is counted later.
 """
 
 from bisect import bisect_left
@@ -58,7 +58,7 @@ class PluginCount:
         self.bytes = max(0, self.bytes + size)
 
     def lacks(self, key: str, version: int) -> bool:
-        """Whether the key of a write was read before the write was made."""
+        """Whether the count lacks a write, because its key was read before the write was made."""
         at = bisect_left(self.ends, _part(key))
         return at < len(self.versions) and version > self.versions[at]
 

@@ -21,7 +21,7 @@ class PluginEntry(Struct, frozen=True, kw_only=True):
     value: Any
     """The stored value; the caller's default if there is no entry."""
     version: int
-    """It grows with each set; 0 if there is no entry."""
+    """The version of the entry, which grows with each set; 0 if there is no entry."""
     ttl: int | None = None
     """The entry expires after this many seconds, rounded up; None if it never expires."""
     created_at: datetime | None = None
@@ -46,7 +46,7 @@ class UsedStorage(Struct, frozen=True):
 
     keys: int
     bytes: int
-    """Of values, as stored."""
+    """The bytes of its values, as stored."""
     most_keys: int | None = None
     most_bytes: int | None = None
     """The quota; None for any number."""

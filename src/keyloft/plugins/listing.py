@@ -18,7 +18,7 @@ SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any
 
 
 class PluginListing(PagedList[T]):
-    """What a plugin stores, on request: `await` reads one page of it, `async for` goes through all."""
+    """Entries of a plugin, read as needed: `await` reads one page of them, `async for` goes through all."""
 
     values: bool
 
@@ -77,7 +77,7 @@ class PluginEntries(PluginListing[tuple[str, Any]]):
 
 
 class RequestedList(PagedList[T]):
-    """A list over NATS, on request: iterate it with `async for`, or `await` all of it."""
+    """A list over NATS, read as needed: iterate it with `async for`, or `await` all of it."""
 
     def __init__(self, client: AsyncClosing, request: SendRequest, prefix: str, limit: int | None) -> None:
         super().__init__(client, limit)
@@ -89,7 +89,7 @@ class RequestedList(PagedList[T]):
 
 
 class Keys(RequestedList[str]):
-    """Keys on request: iterate them with `async for`, or `await` them all."""
+    """Keys, read as needed: iterate them with `async for`, or `await` them all."""
 
     what = "keys"
 
@@ -99,7 +99,7 @@ class Keys(RequestedList[str]):
 
 
 class KeysWithValues(RequestedList[tuple[str, Any]]):
-    """Keys and their values on request: iterate the tuples with `async for`, or `await` them all."""
+    """Keys and their values, read as needed: iterate the tuples with `async for`, or `await` them all."""
 
     what = "keys and values"
 

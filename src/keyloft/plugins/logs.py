@@ -11,7 +11,7 @@ from keyloft.nats.log_rate import LogRate
 
 
 class OperationLog:
-    """Writes lines like `[KV] get: plugin=trivia key=score hit=true`, with the same as fields of the record."""
+    """Writes lines like `[KV] get: plugin=trivia key=score hit=true`, with the same values as fields of the record."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -37,7 +37,7 @@ class OperationLog:
     def refusal(self, name: str, plugin: str, key: str, code: str, message: str) -> None:
         """Log a request that was refused or failed."""
         if code == VersionConflict.code and not self._logger.isEnabledFor(logging.DEBUG):
-            return  # that another writer was faster is nothing that an operator could change
+            return  # a lost race is not an operator's problem
         if self._rate.allows():
             level = logging.ERROR if code in (DatabaseError.code, KeyloftError.code) else logging.WARNING
             level = logging.DEBUG if code == VersionConflict.code else level
@@ -59,7 +59,7 @@ class OperationLog:
     def _is_in_sample(self) -> bool:
         now = time.monotonic()
         if now - self._second >= 1.0:
-            # The rate of the second before counts, too, unless that was long ago.
+            # The second that has just ended counts, too, so that the next one does not begin with logging everything.
             self._before = self._operations if now - self._second < 2.0 else 0
             self._second, self._operations = now, 0
         self._operations += 1

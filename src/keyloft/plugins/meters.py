@@ -10,4 +10,4 @@ class Meters(ServiceMeters):
 
     cleanups: Histogram = field(default_factory=Histogram)
     cleaned: int = 0
-    """How many entries these removals have removed."""
+    """How many expired entries were removed."""

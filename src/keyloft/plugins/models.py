@@ -106,7 +106,7 @@ class PluginKVStorage(Base):
 
     def __repr__(self) -> str:
         expired = " [EXPIRED]" if self.is_expired else ""
-        # Bots log it, and any text can be a key.
+        # Escaped, because bots log this text, and a key can be any text.
         return f"<PluginKVStorage(plugin={self.plugin_name}, key={field(self.key)}{expired})>"
 
     @property

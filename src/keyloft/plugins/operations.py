@@ -297,7 +297,7 @@ class PluginList(PluginCall):
 
 class PluginCounting(PluginCall):
     name = "count"
-    # As for a list: one at a time of each plugin, since a count may pass very many keys.
+    # As with lists, one count of a plugin at a time, since it may pass very many keys.
     reply_bytes = limits.PAGE_REPLY_BYTES
     read = staticmethod(wire.counting)
 
@@ -311,7 +311,7 @@ class PluginCounting(PluginCall):
 
 class PluginUsing(Call):
     name = "usage"
-    shows_entries = False  # it may be a minute old
+    shows_entries = False  # the count may be a minute old
     read = staticmethod(wire.using)
 
     def __init__(self, usage: PluginUsage) -> None:
@@ -324,7 +324,7 @@ class PluginUsing(Call):
 
 
 def _most_bytes(nats: Nats) -> int:
-    """How long a reply with several values may be."""
+    """How many bytes a reply with several values may have."""
     return min(nats.max_payload, limits.SCAN_BYTES)
 
 

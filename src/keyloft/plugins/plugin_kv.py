@@ -202,7 +202,7 @@ class PluginKV:
         return value
 
     async def incr(self, key: str, by: int = 1, *, ttl: int | None = None, ttl_seconds: int | None = None) -> int:
-        """Add to an integer; several callers at once lose nothing. An absent one counts as 0.
+        """Add to an integer; no addition of concurrent callers is lost. An absent integer counts as 0.
 
         Args:
             key: Any text of up to 255 characters.

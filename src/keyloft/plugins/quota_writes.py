@@ -1,4 +1,4 @@
-"""The writes of a plugin that has a quota: each makes room for what it stores first."""
+"""The writes of a plugin that has a quota: each reserves room before it is committed."""
 
 from collections.abc import Collection, Hashable, Sequence
 from contextlib import suppress
@@ -62,7 +62,7 @@ class QuotaWrite(Call):
             some = batch.mutations[first : first + limits.GETS_PER_READ]
             records = await engine.read(*[Get(one.space, one.key) for one in some])
             if batch.checks and (conflict := _conflict(batch, records[0])) is not None:
-                return conflict  # it needs no room
+                return conflict  # this write needs no room
             growths += map(_growth, some, records)
         return await _commit_with_room(engine, batch, self._usage, growths)
 
@@ -130,7 +130,7 @@ def _number(record: Record | None) -> int:
 
 
 def under_quotas(db: BotDatabase, usage: PluginUsage) -> dict[str, Operation]:
-    """What takes the place of the operations that store or remove something, for a plugin that has a quota, by name."""
+    """By name, the operations of a plugin that has a quota, in place of the usual ones that store or remove entries."""
     plain = (PluginSet(), PluginDelete(), PluginIncrement(), PluginSetMany(), PluginDeleteMany(db))
     found = {one.name: QuotaWrite(one, db, usage) for one in plain}
     found["set"].variants = {wire.CONDITIONAL: QuotaWrite(PluginConditionalSet(), db, usage)}

@@ -10,7 +10,7 @@ class Quota(Struct, frozen=True):
 
     keys: int | None = None
     bytes: int | None = None
-    """Of values, as stored."""
+    """The bytes of its values, as stored."""
 
 
 class Quotas(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The replies of the plugin service as JSON: what the engine has stored or found becomes what is sent."""
+"""The replies of the plugin service as JSON, made from what the engine has stored or found."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -45,7 +45,7 @@ def listed(keys: list[str], truncated: bool, most_bytes: int) -> bytes:
         reply = payloads.to_json({"success": True, "keys": keys, "count": len(keys), "truncated": truncated})
         if len(reply) <= most_bytes or len(keys) <= 1:
             return reply
-        # In proportion, less a tenth: keys differ in length.
+        # As many keys as fit in proportion, less a tenth, because keys differ in length.
         keys = keys[: max(1, len(keys) * most_bytes * 9 // (len(reply) * 10))]
         truncated = True
 

@@ -37,11 +37,11 @@ OPERATIONS: Final = (
     "many",
     WATCH,
 )
-"""What plugins can ask for."""
+"""The operations that plugins can ask for."""
 GATHERED: Final = frozenset({"set", "get", "delete", "incr", "touch"})
-"""What a client gathers into a `many`: short requests with short replies."""
+"""The operations that a client gathers into a `many`: short requests with short replies."""
 UNFIT_FOR_MANY: Final = frozenset({"many", WATCH})
-"""What can't be a part of `many`."""
+"""The operations that can't be a part of `many`."""
 
 _NAME: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
 # No key has more than 255 characters, so a prefix with this appended sorts after all keys with that prefix.
@@ -89,7 +89,7 @@ class ManyKeys(Struct, frozen=True):
 
     @property
     def deletion(self) -> Batch:
-        """All of them are deleted, or none."""
+        """The batch that deletes all of these keys, or none."""
         return deletion(self.keys)
 
 
@@ -221,7 +221,7 @@ class PrefixDelete(Struct, frozen=True):
     """A deletion of all keys with a prefix, in slices."""
 
     scan: Scan
-    """Of the keys."""
+    """The prefix of the keys."""
     limit: int | None
     """How many keys are removed at most; None for all."""
 

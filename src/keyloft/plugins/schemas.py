@@ -1,4 +1,4 @@
-"""What the messages of the plugins' storage look like, operation by operation."""
+"""The schemas of the messages of the plugins' storage, by operation."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -121,7 +121,7 @@ _SINGLE: Final[Mapping[str, Messages]] = {
         examples=({"key": "owner:1", "ttl": 60}, {"key": "owner:1", "ttl": None}, {"key": "absent", "ttl": 1}),
     ),
     "usage": Messages(
-        summary="Tell how much the plugin stores, and its quota if it has one.",
+        summary="Return how much the plugin stores, and its quota if it has one.",
         request=request_of({}),
         reply=reply_of(
             {"keys": COUNT, "bytes": COUNT}, {"quota": object_of({"keys": nullable(COUNT), "bytes": nullable(COUNT)})}

@@ -123,7 +123,7 @@ class DatabaseService(NatsService):
         return route._replace(operation=self._under_quota(route.owner, route.operation)) if route.owner else route
 
     def _under_quota(self, plugin: str, operation: Operation) -> Operation:
-        """What carries out an operation for a plugin, which may have a quota."""
+        """The operation of this name for a plugin, which may have a quota."""
         if self._usage.quotas.of(plugin) is None:
             return operation
         return self._under_quotas.get(operation.name, operation)

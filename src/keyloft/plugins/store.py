@@ -100,7 +100,7 @@ class BotDatabase(BulkMethods, AsyncClosing):
         if self._engine is None or self._closed:
             async with self._opening:
                 if self._closed:
-                    raise Closed("this database is closed: make a new BotDatabase to go on")
+                    raise Closed("this database is closed: make a new BotDatabase to continue")
                 if self._engine is None:
                     self._engine = await self._open()
         return self._engine
@@ -212,7 +212,7 @@ class BotDatabase(BulkMethods, AsyncClosing):
         return {"exists": False}
 
     async def kv_delete(self, plugin_name: str, key: str) -> bool:
-        """Remove an entry. To remove what is absent is no error.
+        """Remove an entry. It is no error if there is none.
 
         Args:
             plugin_name: The plugin that the key belongs to.
@@ -295,7 +295,7 @@ class BotDatabase(BulkMethods, AsyncClosing):
         ttl_seconds: int | None = None,
         ttl: int | None = None,
     ) -> int:
-        """Add to an integer; several callers at once lose nothing. An absent one counts as 0.
+        """Add to an integer; no addition of concurrent callers is lost. An absent integer counts as 0.
 
         Args:
             plugin_name: The plugin that the key belongs to.

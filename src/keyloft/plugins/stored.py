@@ -16,7 +16,7 @@ from keyloft.plugins.rules import PrefixDelete, deletion
 
 logger = logging.getLogger(__name__)
 
-# What a reply has besides the keys and values of its entries, and besides those of one entry.
+# How many bytes a reply has besides its entries, and each entry besides its key and value.
 _AROUND_BYTES: Final = 128
 _AROUND_ENTRY_BYTES: Final = len('{"key":,"value":},')
 
@@ -33,7 +33,7 @@ def report_broken(record: Record) -> None:
 
 
 def is_readable(record: Record) -> bool:
-    """Whether a stored value is JSON; one that is not is reported."""
+    """Whether a stored value is JSON; if it is not, that is logged."""
     if json_text.is_json(record.value):
         return True
     report_broken(record)
@@ -56,7 +56,7 @@ async def read_entries(engine: Reader, scan: Scan, most_bytes: int) -> tuple[lis
 
     Args:
         engine: Where they are stored.
-        scan: Of one entry more than wanted.
+        scan: A scan of one entry more than wanted.
         most_bytes: How long the page may be as JSON; it has one entry at least.
     """
     entries: list[tuple[str, bytes]] = []

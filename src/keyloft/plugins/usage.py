@@ -1,7 +1,7 @@
 """Keeps count of what each plugin stores, without a read of the whole table, and holds plugins to their quotas.
 
 All plugins are counted round after round (`counting.py`). Every round counts again, so an error lasts for one round:
-what has expired meanwhile, and what others write, count a minute later.
+expiries and writes of other processes are counted a minute later.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _BEGINNING: Final = ("", "")
 
 
 class PluginUsage(AsyncClosing):
-    """What each plugin stores. It is counted while that is asked for: by scrapes, or by writes under a quota.
+    """What each plugin stores. Plugins are counted only while scrapes, or writes under a quota, ask for it.
 
     Example:
         reservation = await usage.reserve("trivia", [growth(key, old, len(value))])
@@ -36,7 +36,7 @@ class PluginUsage(AsyncClosing):
     every = limits.USAGE_EVERY_SECONDS
     """Seconds between the beginnings of two rounds, unless a round takes longer."""
     fresh = limits.USAGE_FRESH_SECONDS
-    """A write is refused by a count that is no older than this; an older one is made again first."""
+    """A write is refused only by a count that is no older than this many seconds; an older count is repeated first."""
 
     def __init__(self, db: BotDatabase, quotas: Quotas | None = None) -> None:
         """Args:
@@ -47,14 +47,14 @@ class PluginUsage(AsyncClosing):
         self._db = db
         self._counts: dict[str, PluginCount] = {}
         self._rest = Used(OTHER, 0, 0)
-        """What plugins beyond the first USAGE_PLUGINS store, all together."""
+        """What all plugins beyond the first USAGE_PLUGINS store together."""
         self._reserved: dict[str, _Reserved] = {}
         self._walks: list[CountingWalk] = []
         self._recounts: dict[str, asyncio.Task[PluginCount]] = {}
         self._rounds: asyncio.Task[None] | None = None
         self._wanted_until = 0.0
         self._is_complete = asyncio.Event()
-        """Set while all plugins are counted."""
+        """Set while the counts of all plugins are known."""
 
     async def aclose(self) -> None:
         """Stop counting; the database can be closed after this."""
@@ -97,20 +97,20 @@ class PluginUsage(AsyncClosing):
         return count.used(plugin)
 
     def known(self, plugins: Iterable[str]) -> dict[str, Used]:
-        """What some plugins store, as far as it is counted; it is counted from now on."""
+        """What some plugins store, as far as they are counted yet; from now on, all plugins are counted for a while."""
         self._count_for_a_while()
         return {plugin: self._counts[plugin].used(plugin) for plugin in plugins if plugin in self._counts}
 
     # Quotas
 
     async def reserve(self, plugin: str, growths: Sequence[KeyGrowth]) -> "Reservation":
-        """Make room for a write, until its end is known. What does not grow always has room.
+        """Reserve room for a write until its outcome is known. A write that adds nothing always has room.
 
-        Waits only while the plugin is counted, or while other writes, with which it would be too much, are under way.
+        Waits only while the plugin is counted, or while writes are under way that, with this one, exceed the quota.
 
         Args:
             plugin: Whose write it is.
-            growths: What it changes, key by key.
+            growths: The growth of each key that it writes.
 
         Raises:
             QuotaExceeded: The plugin would store more than it may.
@@ -178,7 +178,7 @@ class PluginUsage(AsyncClosing):
         reading = 0.0
         while monotonic() < self._wanted_until:
             began, pause = monotonic(), self.every
-            # Spread over the time until the next round, but for the first: a scrape waits for it.
+            # Spread over the time until the next round, except the first round, because a scrape waits for it.
             least, most = limits.USAGE_PAUSES
             spread = min(max(pause / max(reading, 1e-6) - 1, least), most) if self._is_complete.is_set() else 1
             try:
@@ -258,7 +258,7 @@ class PluginUsage(AsyncClosing):
 
 
 class Reservation:
-    """Room for a write that is under way. Call one of the two methods, once, when its end is known."""
+    """Room for a write that is under way. Call one of the two methods, once, when its outcome is known."""
 
     __slots__ = ("_growths", "_plugin", "_usage")
 
@@ -268,12 +268,12 @@ class Reservation:
         self._growths = growths
 
     def committed(self, version: int) -> None:
-        """The write was committed as this version."""
+        """Count the write, which was committed as this version."""
         self._usage.apply(self._plugin, self._growths, version)
         self._usage.release(self._plugin, self._growths)
 
     def release(self) -> None:
-        """The write failed. If that is not known, it is counted within a minute."""
+        """Give the room back, because the write failed. If it was made after all, it is counted within a minute."""
         self._usage.release(self._plugin, self._growths)
 
 
@@ -285,7 +285,7 @@ class _Reserved:
     def __init__(self) -> None:
         self.keys = self.bytes = self.writes = 0
         self.shrinking = 0
-        """How many of them make room."""
+        """How many of these writes make room."""
         self._waiting: list[asyncio.Future[None]] = []
 
     def add(self, keys: int, size: int) -> None:
@@ -313,7 +313,7 @@ class _Reserved:
 def _excess(
     quota: Quota, count: PluginCount, keys: int, size: int, reserved: _Reserved | None = None
 ) -> QuotaExceeded | None:
-    """What is wrong with a write that a plugin has no room for, or None."""
+    """The error of a write for which a plugin has no room, or None."""
     for measure, grows, used, more, limit in (
         ("keys", keys, count.keys, 0 if reserved is None else reserved.keys, quota.keys),
         ("bytes", size, count.bytes, 0 if reserved is None else reserved.bytes, quota.bytes),

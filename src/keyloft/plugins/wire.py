@@ -27,7 +27,7 @@ META: Final = "meta"
 PREFIX: Final = "prefix"
 """Variants of set, get and delete_many."""
 
-# A member of an enum takes longer to look up than a Get to make.
+# Looking up a member of an enum takes longer than making a Get.
 _PLUGINS: Final = Space.PLUGINS
 _JSON: Final = Encoding.JSON
 
@@ -206,7 +206,7 @@ def incrementing(plugin: str, data: bytes) -> Add:
                 expire_in = None if request.ttl is UNSET else rules.ttl(request.ttl)
                 return Add(_PLUGINS, (plugin, rules.key(request.key)), by, expire_in)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        pass  # what is wrong with it, the careful reader finds out
+        pass  # the careful reader finds out what is wrong
     return increment_carefully(plugin, data)
 
 
@@ -241,7 +241,7 @@ def getting_many(plugin: str, data: bytes) -> ManyKeys:
     with json_text.collecting_no_garbage(data):
         keys = _array(payloads.field(_read_strictly(data, "keys", most=limits.KEYS_REQUEST_BYTES), "keys"))
         if (count := len(keys)) > limits.KEYS_AT_ONCE:
-            keys = []  # dropped here, and not by the error that refuses them
+            keys = []  # freed here, in this block, not later with the error
     rules.number(count, "keys")
     return rules.many_keys(plugin, keys, "null")
 
@@ -367,7 +367,7 @@ def _read_strictly(data: bytes, *known: str, most: int = limits.PLUGIN_REQUEST_B
 
 
 def _read_fields(data: bytes, most: int) -> dict[str, Any]:
-    """The fields of a request. One that is far too large is not read, to delay no other request."""
+    """The fields of a request. A far too large request is not read, so that it does not delay others."""
     if len(data) > most:
         payloads.check_json(data)
         raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {most}")
