@@ -2,8 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,12 @@ from keyloft.core.values import Encoding
 from keyloft.engines import open_engine
 from keyloft.engines.etcd import layout
 from keyloft.engines.etcd.cluster import EtcdCluster
+from keyloft.engines.etcd.followed_commits import FollowedCommits
+from keyloft.engines.etcd.group_commit import GroupCommit
 from keyloft.engines.etcd.layout import StoredRow
 from keyloft.engines.etcd.row_cache import RowCache
 from keyloft.engines.etcd.views import RevisionViews
+from keyloft.engines.etcd.writer_queue import WriterQueue
 
 _KEYS = [("k", number) for number in range(5)]
 _VALUES = [1, {"some": "object"}, b"1" * (limits.ETCD_INLINE_BYTES + 1)]
@@ -210,6 +215,81 @@ async def test_after_a_restore_the_rows_of_the_replaced_store_are_forgotten(etcd
         await admin.restore(tmp_path / "backup.db", etcd_url, replace=True)
         async with asyncio.timeout(10):
             await kv.set(_KEYS[0], 3)
+    assert (await admin.check(etcd_url)).findings == ()
+
+
+async def test_a_process_writes_on_after_a_race_that_ended_in_a_conflict(
+    etcd_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has seen the other's commit, has written nothing, and its cache is older than what it has seen."""
+    monkeypatch.setattr(limits, "ETCD_RIVAL_SECONDS", 0.0)  # it takes itself for the only one that writes
+    key = _KEYS[0]
+    async with (
+        keyloft.open(etcd_url, sweep_every=None) as one,
+        keyloft.open(etcd_url, sweep_every=None) as other,
+    ):
+        await one.set(key, 1, expire_in=3600)
+        entry = await one.get(key)
+        async with other_is_faster(monkeypatch, lambda: other.set(key, 2, expire_in=3600)):
+            assert not await one.atomic().check(entry).set(key, 3).commit()
+        async with asyncio.timeout(10):
+            await one.set(key, 4)
+        assert (await other.get(key)).value == 4
+    assert (await admin.check(etcd_url)).findings == ()
+
+
+@asynccontextmanager
+async def other_is_faster(monkeypatch: pytest.MonkeyPatch, commit: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
+    """Let another process commit between the reads and the write of the next commit."""
+    call, is_over = EtcdCluster.call, False
+
+    async def after_other(cluster: EtcdCluster, method: str, request: Any, *given: Any) -> Any:
+        nonlocal is_over
+        if method == "Txn" and request.compare and not is_over:
+            is_over = True
+            await commit()
+        return await call(cluster, method, request, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EtcdCluster, "call", after_other)
+        yield
+    assert is_over
+
+
+async def test_a_process_writes_on_after_its_watch_has_reported_a_restore(
+    etcd_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ETCD_RIVAL_SECONDS", 60.0)  # so that the watch goes on, however long a restore takes
+    address = DatabaseUrl.parse(etcd_url).etcd
+    assert address is not None
+    await (await open_engine(etcd_url)).aclose()
+    cluster, cache = EtcdCluster(address), RowCache()
+    views = RevisionViews(cluster)
+    followed = FollowedCommits(views, cache)
+    queue = WriterQueue(views, followed)
+
+    async def write() -> None:
+        time = asyncio.get_running_loop().time()
+        batch = Batch((Set(Space.TUPLES, encode(_KEYS[0]), b"1", Encoding.JSON, 3_600_000),))
+        [result] = (await GroupCommit(views, queue, followed, cache, [batch], time).run()).verdicts
+        assert isinstance(result, Committed)
+
+    try:
+        async with asyncio.timeout(20):
+            await write()
+            followed.follow()
+            while not followed.is_live:
+                await followed.moves(0.05)
+            await admin.backup(etcd_url, tmp_path / "backup.db")
+            await admin.restore(tmp_path / "backup.db", etcd_url, replace=True)
+            while not cache.counter_revision < followed.revision:
+                await followed.moves(0.05)
+            await write()
+            followed.stop()
+            await write()
+    finally:
+        await followed.aclose()
+        await cluster.aclose()
     assert (await admin.check(etcd_url)).findings == ()
 
 

@@ -79,8 +79,8 @@ class FollowedCommits:
 
     @property
     def is_cached(self) -> bool:
-        """Whether the cache shows the store as of the newest reported commit."""
-        return self.is_live and self._cache.counter_revision >= self.revision
+        """Whether the cache shows the store as of the newest commit that was seen."""
+        return self._cache.counter_revision >= self.revision
 
     async def _follow(self, member: EtcdMember, keys: KeyLayout) -> None:
         try:

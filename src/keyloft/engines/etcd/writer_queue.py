@@ -163,5 +163,5 @@ class WriterQueue:
 
     @property
     def knows_newest(self) -> bool:
-        """Whether the newest commit is probably known: no other engine writes, or each commit is reported."""
-        return self._followed.is_cached or self._is_alone
+        """Whether the cache probably shows the newest commit: each commit is reported, or no other engine writes."""
+        return self._followed.is_cached and (self._followed.is_live or self._is_alone)
