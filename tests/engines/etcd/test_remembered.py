@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import keyloft
 from keyloft import ManualClock, admin, limits
@@ -23,8 +24,9 @@ from keyloft.engines.etcd.followed_commits import FollowedCommits
 from keyloft.engines.etcd.group_commit import GroupCommit
 from keyloft.engines.etcd.layout import StoredRow
 from keyloft.engines.etcd.row_cache import RowCache
-from keyloft.engines.etcd.views import RevisionViews
+from keyloft.engines.etcd.views import RevisionView, RevisionViews
 from keyloft.engines.etcd.writer_queue import WriterQueue
+from keyloft.errors import Busy
 
 _KEYS = [("k", number) for number in range(5)]
 _VALUES = [1, {"some": "object"}, b"1" * (limits.ETCD_INLINE_BYTES + 1)]
@@ -291,6 +293,64 @@ async def test_a_process_writes_on_after_its_watch_has_reported_a_restore(
         await followed.aclose()
         await cluster.aclose()
     assert (await admin.check(etcd_url)).findings == ()
+
+
+@pytest.fixture
+async def lagging(etcd_url: str, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Lets members answer serializable reads with the counter of a new store; which reads of a counter were such."""
+    await (await open_engine(etcd_url)).aclose()
+    address = DatabaseUrl.parse(etcd_url).etcd
+    assert address is not None
+    cluster = EtcdCluster(address)
+    old, _ = await RevisionViews(cluster).fetch()
+    await cluster.aclose()
+    fetch, asked = RevisionViews.fetch, []
+
+    async def fetch_old(
+        views: RevisionViews, *given: Any, serializable: bool = False
+    ) -> tuple[RevisionView, list[Any]]:
+        asked.append(serializable)
+        view, found = await fetch(views, *given, serializable=serializable)
+        return (replace(old, keys=view.keys) if serializable else view), found
+
+    monkeypatch.setattr(RevisionViews, "fetch", fetch_old)
+    return asked
+
+
+_UNKNOWN = Batch(
+    tuple(Set(Space.TUPLES, b"%d" % at, b"1", Encoding.JSON) for at in range(limits.ETCD_GUESSED_KEYS + 1))
+)
+"""Sets of keys that are not in a cache, and too many for guesses."""
+
+
+async def test_a_member_that_lags_behind_the_cache_is_asked_once(etcd_url: str, lagging: list[bool]) -> None:
+    engine = await open_engine(etcd_url)
+    try:
+        await set_key(engine, b"k", b"1")
+        lagging.clear()
+        assert isinstance(await engine.commit(_UNKNOWN), Committed)
+    finally:
+        await engine.aclose()
+    assert lagging == [True, False]
+
+
+async def test_reads_that_stay_older_than_the_cache_end_with_the_callers_patience(
+    etcd_url: str, lagging: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await open_engine(etcd_url, patience=1.0)
+    try:
+        await set_key(engine, b"k", b"1")
+        fetch_old = RevisionViews.fetch
+
+        async def always_old(views: RevisionViews, *given: Any, serializable: bool = False) -> Any:
+            return await fetch_old(views, *given, serializable=True)
+
+        monkeypatch.setattr(RevisionViews, "fetch", always_old)
+        async with asyncio.timeout(30):
+            with pytest.raises(Busy):
+                await engine.commit(_UNKNOWN)
+    finally:
+        await engine.aclose()
 
 
 async def set_key(engine: Engine, key: bytes, value: bytes, expires_in: int | None = None) -> None:

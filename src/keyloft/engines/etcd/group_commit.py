@@ -178,33 +178,36 @@ class GroupCommit:
         return None if found is None else _DecidingRows(*found)
 
     async def _load(self) -> tuple[_DecidingRows | None, _Try | None]:
-        """Read what decides, or find out that a lost try has landed."""
+        """Read what decides, or find out that a lost try has landed.
+
+        Raises:
+            Busy: Time is up, and the cache was newer each time, or had lost rows.
+        """
         uses_cache = not self._needs and not self._lost
-        wanted = self._cache.known(self._addresses)[1] if uses_cache else self._addresses
-        some = wanted[: limits.ETCD_KEYS_PER_READ]
         # A group of sets may be decided by old rows: then its comparison fails, and the reply has the new ones.
         is_known_here = self._has_waited or (not self._races and self._queue.knows_newest)
-        serializable = not self._needs and not self._lost and is_known_here
+        serializable = uses_cache and is_known_here
         self._has_waited = False
-
-        def reads(keys: KeyLayout) -> list[Any]:
-            others = [transactions.read(one.log_key) for one in self._lost]
-            if uses_cache:
-                others = self._cache.news(keys, serializable=serializable)
-            return others + [transactions.read(keys.data(*address), serializable=serializable) for address in some]
-
-        view, found = await self._views.fetch(reads, self._arrived, serializable=serializable)
-        for one, reply in zip(self._lost, found, strict=False):
-            if reply.kvs and layout.commit_id_of(reply.kvs[0].value) == one.commit_id:
-                self._lost = []
-                return None, one
-            if view.counter.generation != one.keys.generation:
-                raise errors.commit_unknown(self._cluster.name)
-        others, found = found[: len(found) - len(some)], found[len(found) - len(some) :]
-        if uses_cache:
+        while True:
+            wanted = self._cache.known(self._addresses)[1] if uses_cache else self._addresses
+            some = wanted[: limits.ETCD_KEYS_PER_READ]
+            view, others, found = await self._read(some, uses_cache=uses_cache, serializable=serializable)
+            for one, reply in zip(self._lost, others, strict=False):
+                if reply.kvs and layout.commit_id_of(reply.kvs[0].value) == one.commit_id:
+                    self._lost = []
+                    return None, one
+                if view.counter.generation != one.keys.generation:
+                    raise errors.commit_unknown(self._cluster.name)
+            if not uses_cache:
+                break
             self._cache.catch_up(view, others)
-            if not self._cache.shows(view) or not set(self._cache.known(self._addresses)[1]) <= set(wanted):
-                return await self._load()  # rows that were not read have left the cache, or were written meanwhile
+            if self._cache.shows(view) and set(self._cache.known(self._addresses)[1]) <= set(wanted):
+                break
+            # Rows that were not read have left the cache, or were written meanwhile; or the member that was asked
+            # lacks commits that the cache has, and may lack them for long.
+            serializable = False
+            if self._loop.time() > self._arrived + self._cluster.patience:
+                raise errors.lost_races(self._cluster.name)
         # A try that compares an older counter can't be carried out any more.
         self._lost = [one for one in self._lost if one.counter_revision == view.counter_revision]
         stored = [reply.kvs for reply in found]
@@ -215,6 +218,24 @@ class GroupCommit:
                 self._cache.read(rows)
             rows |= self._cache.known(self._addresses)[0]
         return _DecidingRows(view, rows), None
+
+    async def _read(
+        self, addresses: Sequence[Address], *, uses_cache: bool, serializable: bool
+    ) -> tuple[RevisionView, list[Any], list[Any]]:
+        """Read some rows; before them, what the cache lacks, or the rows of the log that lost tries would have."""
+
+        def before(keys: KeyLayout) -> list[Any]:
+            if uses_cache:
+                return self._cache.news(keys, serializable=serializable)
+            return [transactions.read(one.log_key) for one in self._lost]
+
+        def reads(keys: KeyLayout) -> list[Any]:
+            rows = [transactions.read(keys.data(*address), serializable=serializable) for address in addresses]
+            return before(keys) + rows
+
+        view, found = await self._views.fetch(reads, self._arrived, serializable=serializable)
+        first = len(found) - len(addresses)
+        return view, found[:first], found[first:]
 
     async def _settle(self, loaded: _DecidingRows) -> tuple[Settled, int]:
         view = loaded.view
