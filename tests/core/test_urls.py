@@ -143,6 +143,7 @@ SPELLINGS: dict[Any, Any] = {
     f"etcd://me:{SECRET}@host/app?tls=yes": Refused(InvalidArgument, "expected true or false"),
     f"etcd://me:{SECRET}@host/app?tls=false&ca=x": Refused(InvalidArgument, "need TLS"),
     f"etcd://me:{SECRET}@host/app?cert=x": Refused(InvalidArgument, "given together"),
+    f"etcd://me:{SECRET}@host/app%00x": Refused(InvalidArgument, "%00"),
     f"etcd://me:{SECRET}@host/app?{SECRET}": Refused(InvalidArgument, "name=value"),
 }
 

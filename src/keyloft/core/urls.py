@@ -353,6 +353,8 @@ def _parse_etcd(rest: str) -> DatabaseUrl:
     hosts = [_host(host) for host in place.split(",") if host] or [{"host": "127.0.0.1"}]
     endpoints = [_endpoint(**host) for host in hosts]
     prefix = unquote(parts.path).strip("/") or _ETCD_PREFIX
+    if "\x00" in prefix:
+        raise InvalidArgument("etcd://…/…: the prefix contains %00, which Keyloft uses for keys of its own")
     user, _, password = login.partition(":")
     address = EtcdAddress(
         endpoints=tuple(endpoints),

@@ -1,8 +1,8 @@
 """How a store lies in etcd: the form of its keys and values.
 
     PREFIX/counter                          the version counter, and what else belongs to the store as a whole
-    PREFIX/counter/ VERSION                 what a commit wrote lately, without values, while several processes write
-    PREFIX/waiting/ DIGIT                   which processes have lost a race, so that they ask for a place in the queue
+    PREFIX/counter NUL VERSION              what a commit wrote lately, without values, while several processes write
+    PREFIX/waiting NUL DIGIT                which processes have lost a race, so that they ask for a place in the queue
     PREFIX/GENERATION/d/ SPACE KEY          an entry: a head, then its value, or where its chunks are
     PREFIX/GENERATION/x/ SPACE EXPIRY KEY   the index of expiries, without values
     PREFIX/GENERATION/l/ VERSION PART       the change log
@@ -10,6 +10,9 @@
 
 Entries, their index, the log and chunks lie below the number of a generation. A restore fills another generation, and
 the counter then names that one: so readers see all of it or nothing.
+
+The prefix of another store may be PREFIX/NAME, and the name may be counter or waiting. No prefix contains NUL: so what
+begins with PREFIX/counter NUL or PREFIX/waiting NUL belongs to this store alone.
 """
 
 import re
@@ -116,13 +119,13 @@ class KeyLayout:
     def __init__(self, prefix: str, generation: int) -> None:
         self.generation = generation
         self.counter = counter_key(prefix)
-        self._waiting = prefix.encode() + b"/waiting/"
+        self._waiting = prefix.encode() + b"/waiting\x00"
         self.base = generation_prefix(prefix, generation)
         self._data = {space: self.base + b"d/" + name for space, name in _SPACE_NAMES.items()}
         self._index = {space: self.base + b"x/" + name for space, name in _SPACE_NAMES.items()}
         self._log = self.base + b"l/"
         self._chunks = self.base + b"v/"
-        self._written = self.counter + b"/"
+        self._written = self.counter + b"\x00"
 
     @property
     def whole_range(self) -> tuple[bytes, bytes]:
@@ -201,9 +204,12 @@ class KeyLayout:
         return self.counter, after_prefix(self._written)
 
     @property
-    def former_written_range(self) -> tuple[bytes, bytes]:
-        """Where earlier versions of Keyloft kept the notes of what was written lately."""
-        return self.base + b"w/", self.base + b"w0"
+    def former_written_ranges(self) -> list[tuple[bytes, bytes]]:
+        """Where earlier versions of Keyloft kept the notes of what was written lately.
+
+        A version begins with NUL, being below 2**53, and nothing else at these places does.
+        """
+        return [(former + b"\x00", former + b"\x01") for former in (self.base + b"w/", self.counter + b"/")]
 
     # Who waits
 
@@ -246,9 +252,16 @@ def store_prefix(prefix: str) -> tuple[bytes, bytes]:
 
 
 def generation_of(prefix: str, key: bytes) -> int | None:
-    """The generation that a key of a store belongs to; None for the counter, and for what is not Keyloft's."""
+    """The generation that a key of a store belongs to; None for the counter, and for what is not this store's."""
     name, slash, _ = key[len(prefix.encode()) + 1 :].partition(b"/")
     return int(name, 16) if slash and _GENERATION.fullmatch(name) else None
+
+
+def after_folder(prefix: str, key: bytes) -> bytes:
+    """The first key after all that lie, like a key, below PREFIX/NAME/; after the key itself if it does not."""
+    start = len(prefix.encode()) + 1
+    name, slash, _ = key[start:].partition(b"/")
+    return after_prefix(key[:start] + name + b"/") if slash else key + b"\x00"
 
 
 def raw(space: Space, key: Key) -> bytes:

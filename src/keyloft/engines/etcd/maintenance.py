@@ -14,7 +14,7 @@ from keyloft.engines import change_log, loading
 from keyloft.engines.etcd import large_values, messages, setup, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.errors import Failure, explain, is_compacted
-from keyloft.engines.etcd.layout import FORMAT, KeyLayout, generation_of, raw, store_prefix
+from keyloft.engines.etcd.layout import FORMAT, KeyLayout, after_folder, generation_of, raw, store_prefix
 from keyloft.engines.etcd.loads import CommittedLoad, GenerationLoad
 from keyloft.engines.etcd.snapshots import EtcdSnapshot, explained
 from keyloft.engines.etcd.views import RevisionView, RevisionViews
@@ -158,8 +158,9 @@ class EtcdMaintenance:
         await explained(view, large_values.sweep(view))
         await explained(view, self._remove_old_generations(view))
         # A process that misses these notes reads rows before it replaces them.
-        notes = [transactions.delete(*found) for found in (view.keys.written_range, view.keys.former_written_range)]
-        await self._cluster.ask("Txn", transactions.transaction((), notes))
+        notes = [view.keys.written_range, *view.keys.former_written_ranges]
+        removals = [transactions.delete(*found) for found in notes]
+        await self._cluster.ask("Txn", transactions.transaction((), removals))
         try:
             await self._forget_revisions(view.revision)
             for member in self._cluster.members:  # one after the other: a member does not answer meanwhile
@@ -209,7 +210,8 @@ class EtcdMaintenance:
         while kvs := (await view.range(start, end, limit=1, keys_only=True)).kvs:
             generation = generation_of(prefix, kvs[0].key)
             if generation is None:
-                start = view.keys.written_range[1] if kvs[0].key == view.keys.counter else kvs[0].key + b"\x00"
+                is_counter = kvs[0].key == view.keys.counter
+                start = view.keys.written_range[1] if is_counter else after_folder(prefix, kvs[0].key)
                 continue
             keys = KeyLayout(prefix, generation)
             if generation != view.keys.generation and generation < latest:
