@@ -7,6 +7,7 @@ time what is left of the files is opened as if the machine had come back.
 import asyncio
 import random
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -19,8 +20,10 @@ import keyloft
 from keyloft.clock import SystemClock
 from keyloft.core.records import Batch, Committed, Set, Space
 from keyloft.core.values import JSON
+from keyloft.engines.sqlite.blocking.commits import WaitingBatch
 from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
+from keyloft.engines.sqlite.errors import is_unknown_commit
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.tuples.store import Store
 from tests.support.examples import TIMES
@@ -261,6 +264,57 @@ async def test_a_write_whose_sync_failed_is_unknown_because_a_kill_may_bring_it_
     await kv.aclose()
 
 
+class Signalled(BaseException):
+    """What a signal's handler raises."""
+
+
+def interrupt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a signal's handler raise while the error of the next COMMIT that fails is looked at."""
+
+    def look(error: apsw.Error) -> bool:
+        monkeypatch.setattr("keyloft.engines.sqlite.writes.is_unknown_commit", is_unknown_commit)
+        raise Signalled
+
+    monkeypatch.setattr("keyloft.engines.sqlite.writes.is_unknown_commit", look)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_it_is_so_too_if_the_event_loop_waited_for_the_sync_and_the_disk_is_full_by_then(
+    interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keyloft.limits.INLINE_SECONDS", 60)
+    monkeypatch.setattr("keyloft.limits.FAST_SYNC_SECONDS", 60)
+    monkeypatch.setattr("keyloft.engines.sqlite.lone_callers.devices", {})
+    path, vfs = tmp_path / "before" / _NAME, NotingVFS()
+    path.parent.mkdir()
+    kv = Store(await SqliteEngine.open(SqliteFile(str(path), sync="auto", vfs=vfs.vfs_name), SystemClock()))
+    for _ in range(3):
+        await kv.increment(("count",))
+    failed_in: list[threading.Thread] = []
+
+    def fail_and_fill() -> bool:
+        failed_in.append(threading.current_thread())
+        vfs.is_full = True
+        return True
+
+    vfs.failing_syncs = fail_and_fill
+    if interrupted:
+        interrupt_once(monkeypatch)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    with pytest.raises(keyloft.CommitUnknown, match=f"{path}: the disk failed"):
+        await kv.increment(("count",))
+    assert failed_in == [threading.main_thread()]
+    left = shutil.copytree(path.parent, tmp_path / "left", ignore=shutil.ignore_patterns("*-shm"))
+    async with keyloft.open(left / _NAME) as found:
+        assert (await found.get(("count",))).value == 4, "SQLite had written all of the commit"
+    vfs.failing_syncs = lambda: False
+    with pytest.raises(keyloft.DiskFull):
+        await kv.increment(("count",))
+    vfs.is_full = False
+    assert await kv.increment(("count",)) == 4
+    await kv.aclose()
+
+
 def test_so_it_is_with_threads(tmp_path: Path) -> None:
     vfs = NotingVFS()
     engine = BlockingSqliteEngine(SqliteFile(str(tmp_path / _NAME), vfs=vfs.vfs_name), SystemClock())
@@ -268,6 +322,24 @@ def test_so_it_is_with_threads(tmp_path: Path) -> None:
     assert isinstance(engine.verdict(batch), Committed)
     vfs.failing_syncs = lambda: True
     assert isinstance(engine.verdict(batch), keyloft.CommitUnknown)
+    vfs.failing_syncs = lambda: False
+    assert isinstance(engine.verdict(batch), Committed)
+    engine.close()
+
+
+def test_so_it_is_for_the_others_of_a_group_whose_thread_a_signal_interrupts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vfs = NotingVFS()
+    engine = BlockingSqliteEngine(SqliteFile(str(tmp_path / _NAME), vfs=vfs.vfs_name), SystemClock())
+    batch = Batch((Set(Space.TUPLES, b"k", b"1", JSON),))
+    other = WaitingBatch(batch)
+    engine.queue.waiting.append(other)
+    vfs.failing_syncs = lambda: True
+    interrupt_once(monkeypatch)
+    with pytest.raises(Signalled):
+        engine.verdict(batch)
+    assert isinstance(other.verdict, keyloft.CommitUnknown)
     vfs.failing_syncs = lambda: False
     assert isinstance(engine.verdict(batch), Committed)
     engine.close()

@@ -26,6 +26,7 @@ class NotingVFS(apsw.VFS):
         self.requests: list[Request] = []
         self.deaf_to_sync = deaf_to_sync
         self.failing_syncs: Callable[[], bool] = lambda: False
+        self.is_full = False
         self.lock = threading.Lock()
         self._files: dict[str, int] = {}
         super().__init__(self.vfs_name, "")
@@ -64,6 +65,8 @@ class NotingFile(apsw.VFSFile):
 
     def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802
         with self._vfs.lock:
+            if self._vfs.is_full:
+                raise apsw.FullError("the disk is full")
             super().xWrite(data, offset)
             self._vfs.requests.append(DiskWrite(self._file, offset, bytes(data)))
 

@@ -36,8 +36,8 @@ def committed(settled: Settled, before: int) -> Outcome:
     return Outcome(settled.verdicts, before, settled.version, settled.changes, settled.next_expiry)
 
 
-def failed(group: Sequence[Batch], error: DatabaseError, version: int) -> Outcome:
-    """The outcome of a group that the database refused."""
+def failed(group: Sequence[Batch | Verdict | None], error: DatabaseError, version: int) -> Outcome:
+    """The outcome of a group that the database refused, given its batches or the verdicts that it would have got."""
     # A copy for each batch: an exception that is raised in many tasks would collect all their tracebacks.
     return Outcome([copy(error) for _ in group], version, version)
 

@@ -64,13 +64,17 @@ def explain(
     return DatabaseError(f"{path}: {type(error).__name__}: {reason}")
 
 
-def is_refused_write(error: apsw.IOError) -> bool:
-    """Whether the disk refused a write: then what ends a commit, its last page, is not in the write-ahead log."""
+def is_unknown_commit(error: apsw.Error) -> bool:
+    """Whether a COMMIT that failed with this error may be found after a crash nevertheless.
+
+    If the disk refused a write, it is not: what ends a commit, its last page, is not in the write-ahead log.
+    """
     # An exception that a VFS in Python raised, in tests, has no such attribute.
-    return getattr(error, "extendedresult", apsw.SQLITE_IOERR) == apsw.SQLITE_IOERR_WRITE
+    result = getattr(error, "extendedresult", apsw.SQLITE_IOERR)
+    return isinstance(error, apsw.IOError) and result != apsw.SQLITE_IOERR_WRITE
 
 
-def unknown_commit(error: apsw.IOError, path: str) -> CommitUnknown:
+def unknown_commit(error: apsw.Error, path: str) -> CommitUnknown:
     """The error of a COMMIT that the disk failed to sync.
 
     SQLite forgets it, but has perhaps written all of it to the write-ahead log. If no later commit overwrites that, the

@@ -37,7 +37,7 @@ from keyloft.engines.commit.settle import (
     unread,
     with_values,
 )
-from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE, is_refused_write, unknown_commit
+from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE, is_unknown_commit, unknown_commit
 from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, replaced_version, write_expected
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
 from keyloft.engines.sqlite.lone_callers import sync_times
@@ -79,7 +79,9 @@ class SqliteWriter:
         """SQLite's data version after the last commit of this connection, and what `last_logged` would return then. The
         data version changes with commits of this connection, too, so after an interrupted commit the log is read."""
         self._begun: UncommittedGroup | None = None
-        """The group that `try_begin` has written."""
+        """The group that `try_begin` or `attempt` has written."""
+        self._failed: tuple[UncommittedGroup, apsw.Error] | None = None
+        """Such a group whose COMMIT failed, and the error."""
         self.sync_times = sync_times(None if file.in_memory else file.path)
         self._gives_up_at = math.inf
         """Until when to wait for other processes' locks, by the monotonic clock."""
@@ -104,7 +106,10 @@ class SqliteWriter:
         return True
 
     def try_end(self) -> None:
-        """Commit the group that `try_begin` has written, on the event loop. If that fails, nothing is left behind.
+        """Commit the group that `try_begin` has written, on the event loop.
+
+        If that fails, nothing is left behind, and `commit` tries it again. Only if the commit may be found after a
+        crash, it is not tried again: a second error would say that nothing was written. So that is its outcome.
 
         A group whose commit restarts the write-ahead log is not committed here, because that takes longer.
         """
@@ -113,21 +118,30 @@ class SqliteWriter:
             return
         try:
             self._end(self._begun)
-        except (apsw.Error, CommitUnknown):
+        except CommitUnknown:
+            pass  # `take_outcome` returns it
+        except apsw.Error:
             self.roll_back()
 
     def take_outcome(self) -> Outcome | None:
-        """The outcome of a group that was committed on the event loop, or None if none was.
+        """The outcome of a group that was decided on the event loop, or None if none was.
 
-        If a signal's handler raised there, SQLite has either committed, or the transaction is still open.
+        If a signal's handler raised there, SQLite has committed, COMMIT has failed, or the transaction is still open.
         """
         outcome = self.outcome()
-        if outcome is not None:
+        if self._failed is not None:
+            self.roll_back()
+        elif outcome is not None:
             self._begun = None
         return outcome
 
     def outcome(self) -> Outcome | None:
         """The outcome that `take_outcome` would return, without forgetting the group."""
+        if self._failed is not None:
+            group, error = self._failed
+            if not is_unknown_commit(error):
+                return None
+            return failed(group.outcome.verdicts, self._unknown(error), self.last_version)
         if self._begun is None or self.connection.in_transaction:
             return None
         return self._note(self._begun)
@@ -415,14 +429,22 @@ class SqliteWriter:
         try:
             self._cursor.execute("COMMIT" if begun.has_version else "ROLLBACK")
         except apsw.Error as error:
-            self._begun = None  # SQLite may have rolled back, which `outcome` must not take for a commit
-            if isinstance(error, apsw.IOError) and not is_refused_write(error):
-                raise unknown_commit(error, self._file.path) from error
+            # SQLite may have rolled back, which `outcome` must not take for a commit. This comes before any call, in
+            # which a signal's handler might raise.
+            if self._begun is not None:
+                self._failed, self._begun = (self._begun, error), None
+            if is_unknown_commit(error):
+                raise self._unknown(error) from error
             raise
         if begun.has_version:
             # Now, not later: in the next transaction, even of a read, SQLite may notice another commit.
             newest = begun.outcome.version_after, begun.at, begun.log_size
             self._newest_logged = (self.connection.data_version(), *newest)
+
+    def _unknown(self, error: apsw.Error) -> CommitUnknown:
+        unknown = unknown_commit(error, self._file.path)
+        unknown.__cause__ = error
+        return unknown
 
     def _note(self, begun: UncommittedGroup) -> Outcome:
         self.last_version = begun.outcome.version_after
@@ -435,8 +457,8 @@ class SqliteWriter:
             self._cursor.execute(f"PRAGMA cache_spill = {int(allowed)}").fetchall()
 
     def roll_back(self) -> None:
-        """End the open transaction, if there is one."""
-        self._begun = None
+        """End the open transaction, if there is one, and forget its group."""
+        self._begun = self._failed = None
         try:
             if self.connection.in_transaction:
                 self._cursor.execute("ROLLBACK")

@@ -24,7 +24,7 @@ from keyloft.engines.commit.outcomes import Outcome, failed
 from keyloft.engines.sqlite.blocking.connections import SharedConnection
 from keyloft.engines.sqlite.errors import OF_SQLITE
 from keyloft.engines.sqlite.writes import SqliteWriter
-from keyloft.errors import Closed, KeyloftError
+from keyloft.errors import Closed, CommitUnknown, KeyloftError
 
 
 def _is_of_a_handler(error: BaseException) -> bool:
@@ -184,7 +184,7 @@ class CommitQueue:
         self._shared.clean()
 
     def recover(self) -> None:
-        """Decide a group that an interrupted thread has left: either it was committed, or its batches wait again."""
+        """Decide a group that an interrupted thread has left; if its outcome is not known, its batches wait again."""
         if (outcome := self._writer.outcome()) is not None:
             self._decide(outcome.verdicts)
             return
@@ -233,11 +233,12 @@ class CommitQueue:
                 if _is_of_a_handler(error):
                     raise
                 failure, fails_whole_group = self._writer.failure(error)
-                self._writer.roll_back()
                 if not fails_whole_group and len(group) > 1:
                     self._alone = len(group)
                     self.recover()
                     return None
+                if not isinstance(failure, CommitUnknown):  # `recover` finds that one if a handler raises now
+                    self._writer.roll_back()
                 outcome = failed(group, failure, self._writer.last_version)
             self._decide(outcome.verdicts)
             self.finished()
