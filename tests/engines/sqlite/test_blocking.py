@@ -9,11 +9,12 @@ from pathlib import Path
 import apsw
 import pytest
 
-from keyloft import Closed, DatabaseError, KeyloftError, ManualClock, limits
+from keyloft import Busy, Closed, DatabaseError, KeyloftError, ManualClock, limits
 from keyloft.core import schema
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Check, Conflict, Delete, Get, Record, Set, Space
+from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.sqlite.blocking.commits import WaitingBatch
 from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
@@ -264,6 +265,32 @@ def test_one_bad_batch_of_a_group_fails_alone(clock: ManualClock, tmp_path: Path
     for thread in threads:
         thread.join(LONGEST_SECONDS)
     assert sorted(type(verdict).__name__ for verdict in verdicts) == [*["Committed"] * 4, "DatabaseError"]
+    engine.close()
+
+
+def test_batches_that_are_tried_one_by_one_don_t_each_wait_for_the_lock_of_another_process(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BUSY_SECONDS", 0.05)
+    engine = opened(tmp_path / "app.db", clock)
+    rival = apsw.Connection(str(tmp_path / "app.db"))
+    attempt, sizes = engine.queue._writer.attempt, []
+
+    def begin(group: list[Batch]) -> Outcome:
+        sizes.append(len(group))
+        if len(sizes) == 1:
+            rival.execute("BEGIN IMMEDIATE")
+            raise apsw.CorruptError("a page of one of the batches")
+        return attempt(group)
+
+    monkeypatch.setattr(engine.queue._writer, "attempt", begin)
+    others = [WaitingBatch(Batch((put(b"%d" % number),))) for number in range(5)]
+    engine.queue.waiting.extend(others)
+    assert isinstance(engine.verdict(Batch((put(b"k"),))), Busy)
+    assert [type(other.verdict) for other in others] == [Busy] * 5
+    assert sizes == [6, 1, 5], "one wait of the first batch, one of all others"
+    rival.execute("ROLLBACK")
+    rival.close()
     engine.close()
 
 

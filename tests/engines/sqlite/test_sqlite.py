@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 import keyloft
-from keyloft import DatabaseError, ManualClock
+from keyloft import Busy, DatabaseError, ManualClock
 from keyloft.clock import SystemClock
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Delete, Get, Scan, Set, Space
@@ -439,3 +439,37 @@ async def test_a_batch_is_let_go_once_it_is_committed(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             while sys.getrefcount(batch) != references:
                 await asyncio.sleep(0.001)
+
+
+def test_a_group_that_is_tried_batch_by_batch_waits_once_for_the_lock_of_another_process(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keyloft.limits.BUSY_SECONDS", 0.05)
+    file = SqliteFile(str(tmp_path / "app.db"))
+    connection = file.open_writer()
+    writer = SqliteWriter(file, clock, connection, KeptHistory())
+    rival = apsw.Connection(file.path)
+    waits, wait = 0, writer.wait_for_lock
+
+    def begin(group: list[Batch], **options: Any) -> Any:
+        if len(group) > 1:
+            rival.execute("BEGIN IMMEDIATE")
+            raise apsw.CorruptError("a page of one of the batches")
+        return undisturbed(group, **options)
+
+    def count(calls: int) -> bool:
+        nonlocal waits
+        waits += calls == 0
+        return wait(calls)
+
+    undisturbed = writer._begin
+    monkeypatch.setattr(writer, "_begin", begin)
+    monkeypatch.setattr(writer, "wait_for_lock", count)
+    group = [Batch((put(b"%d" % number),)) for number in range(5)]
+    verdicts = writer.commit(group).verdicts
+    assert [type(verdict) for verdict in verdicts] == [Busy] * 5
+    assert len({id(verdict) for verdict in verdicts}) == 5
+    assert waits == 1
+    rival.execute("ROLLBACK")
+    rival.close()
+    connection.close()

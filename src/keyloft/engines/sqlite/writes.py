@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from time import monotonic, perf_counter
 
 import apsw
+from msgspec import Struct
 
 from keyloft import limits
 from keyloft.clock import Clock
@@ -59,6 +60,14 @@ def _check_time(deadline: float) -> None:
 
 class _TakesTooLong(Exception):
     """The event loop has no time for this group."""
+
+
+class _Failure(Struct, frozen=True):
+    """Why a group was not committed."""
+
+    error: DatabaseError
+    fails_whole_group: bool
+    """Whether each of its batches would fail in the same way alone."""
 
 
 class SqliteWriter:
@@ -154,7 +163,35 @@ class SqliteWriter:
         begun = self._begun if self.connection.in_transaction else None
         if begun is not None:
             self._begun = None
-            return self._decided(group, begun)
+            decided = self._try(group, begun)
+        else:
+            decided = self._wait_and_try(group)
+        if isinstance(decided, Outcome):
+            return decided
+        if decided.fails_whole_group or len(group) == 1:
+            return failed(group, decided.error, self.last_version)
+        return self._commit_one_by_one(group)
+
+    def _commit_one_by_one(self, group: list[Batch]) -> Outcome:
+        """Commit batches of which one may have made the group fail.
+
+        After a failure that each of the others would meet, too, they get it without being tried: to wait for another
+        process's lock takes long.
+        """
+        outcomes: list[Outcome] = []
+        for position, batch in enumerate(group):
+            decided = self._wait_and_try([batch])
+            if isinstance(decided, Outcome):
+                outcomes.append(decided)
+            elif decided.fails_whole_group:
+                outcomes.append(failed(group[position:], decided.error, self.last_version))
+                break
+            else:
+                outcomes.append(failed([batch], decided.error, self.last_version))
+        return joined(outcomes)
+
+    def _wait_and_try(self, group: list[Batch]) -> Outcome | _Failure:
+        """Try to commit a group, and wait for other processes' locks."""
         self.roll_back()  # a signal's handler that raised may have left a transaction open
         # Adding up the sizes of a long batch takes milliseconds, and the event loop may have to wait for this thread.
         is_large = is_long(group[0]) or sum([batch.size for batch in group]) > limits.INLINE_BYTES
@@ -162,13 +199,13 @@ class SqliteWriter:
         if is_large:
             self.allow_spill(True)
         try:
-            return self._decided(group)
+            return self._try(group)
         finally:
             self.connection.set_busy_handler(None)
             if is_large:
                 self.allow_spill(False)
 
-    def _decided(self, group: list[Batch], begun: UncommittedGroup | None = None) -> Outcome:
+    def _try(self, group: list[Batch], begun: UncommittedGroup | None = None) -> Outcome | _Failure:
         try:
             begun = begun or self._begin(group, restarts=restarts_log(self.connection))
             self._end(begun)
@@ -176,11 +213,9 @@ class SqliteWriter:
         except (
             BaseException
         ) as error:  # nothing else on this thread would catch it, and all callers would wait for ever
-            failure, fails_whole_group = self.failure(error)
+            failure = _Failure(*self.failure(error))
         self.roll_back()
-        if fails_whole_group or len(group) == 1:
-            return failed(group, failure, self.last_version)
-        return joined([self.commit([batch]) for batch in group])
+        return failure
 
     def attempt(self, group: list[Batch]) -> Outcome:
         """Commit a group, and raise what goes wrong, for a caller on its own thread.

@@ -237,6 +237,8 @@ class CommitQueue:
                     self._alone = len(group)
                     self.recover()
                     return None
+                if fails_whole_group:  # others would fail, too, and as one group they wait for a lock together
+                    self._alone = 0
                 if not isinstance(failure, CommitUnknown):  # `recover` finds that one if a handler raises now
                     self._writer.roll_back()
                 outcome = failed(group, failure, self._writer.last_version)
