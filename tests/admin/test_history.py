@@ -6,10 +6,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -401,3 +402,41 @@ with contextlib.suppress(KeyError):
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True
         )
         assert done.stderr == ""
+
+
+class FailingSnapshot:
+    """A snapshot with a million changes, each in a slice of its own, that fails to close."""
+
+    def __init__(self) -> None:
+        self.is_waiting = asyncio.Event()
+        """Set once two slices are handed over, of which one is not yet taken, and the third is about to be."""
+
+    @asynccontextmanager
+    async def opened(self, database: Path) -> AsyncIterator[Self]:
+        yield self
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Self]:
+        try:
+            yield self
+        finally:
+            raise DatabaseError("closing failed")
+
+    async def changes(self, since: int | None) -> AsyncIterator[list[LoggedChange]]:
+        for number in range(1_000_000):
+            if number == 2:
+                self.is_waiting.set()
+            yield [LoggedChange(number, Space.TUPLES, keys.encode((number,)), ChangeKind.PUT, 0)]
+
+
+async def test_the_changes_can_be_left_half_way_also_if_the_database_fails_to_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = FailingSnapshot()
+    monkeypatch.setattr(sys.modules["keyloft.admin.changes"], "opened", failing.opened)  # `admin.changes` hides it
+    found = admin.changes(tmp_path / "app.db")
+    assert isinstance(found, AsyncGenerator)
+    await anext(found)
+    async with asyncio.timeout(20):
+        await failing.is_waiting.wait()
+        await found.aclose()

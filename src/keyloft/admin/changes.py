@@ -80,13 +80,17 @@ async def _read(
 ) -> None:
     """Hand over the changes in slices; then the error that ended them, or None."""
     end: Exception | None = None
+    reading = asyncio.current_task()
+    assert reading is not None, "this runs in a task"
     try:
         async with opened(database) as whole, whole.snapshot() as snapshot:
             async for some in snapshot.changes(since):
                 await found.put(some)
     except Exception as error:
         end = error
-    await found.put(end)
+    # After a cancellation no one takes it. An error of closing the database has then replaced CancelledError.
+    if not reading.cancelling():
+        await found.put(end)
 
 
 def _shown(change: LoggedChange) -> KeyChange:
