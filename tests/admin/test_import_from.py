@@ -142,10 +142,11 @@ class TestDiskcache:
 
     async def test_odd_rows_are_refused_one_by_one(self, tmp_path: Path, app: Path) -> None:
         with diskcache.Cache(str(tmp_path / "cache")) as cache:
-            for key in ("far", "when", "bad", "mode", "fine"):
+            for key in ("far", "past", "when", "bad", "mode", "fine"):
                 cache[key] = 1
         for change in (
             "expire_time = 1e300 WHERE key = 'far'",
+            "expire_time = -1e999 WHERE key = 'past'",
             "expire_time = 'soon' WHERE key = 'when'",
             "value = CAST(x'22ff22' AS TEXT) WHERE key = 'bad'",
             "mode = char(27) || 'x' WHERE key = 'mode'",
@@ -157,6 +158,7 @@ class TestDiskcache:
             "'bad': value: holds a lone surrogate, which is not Unicode text",
             "'mode': is stored in a mode that is not known, '\\x1bx'",
         )
+        assert report.expired == 1
         assert await stored(app) == {("far",): 1, ("fine",): 1}
 
     async def test_json_that_nests_too_deep_is_refused(self, tmp_path: Path, app: Path) -> None:

@@ -54,7 +54,7 @@ def _read_shard(folder: Path, unpickle: Unpickle) -> Iterator[ForeignEntry | Ref
                 found_key = _key(key, raw, is_json, unpickle)
                 shown = shown_key(found_key)
                 found = _value(folder, mode, filename, value, is_json, unpickle)
-                due = None if expire_time is None else max(0, int(min(expire_time * 1000, LAST_MOMENT)))
+                due = None if expire_time is None else int(min(max(expire_time * 1000, 0), LAST_MOMENT))
             except (NotReadable, OSError, ValueError, TypeError, RecursionError) as error:
                 reason = str(error) if isinstance(error, NotReadable) else f"can't be read ({type(error).__name__})"
                 yield RefusedEntry(shown, reason)
