@@ -132,6 +132,31 @@ async def test_a_cancelled_caller_harms_no_other(client: DatabaseClient) -> None
     assert client.sender.unanswered == []
 
 
+class OddError(Exception):
+    """An error that can't be copied."""
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(OSError(5, "odd"), OSError), (OddError(reason="odd"), keyloft.Unanswered)]
+)
+async def test_each_caller_of_a_message_that_was_not_sent_gets_an_error_of_its_own(
+    error: Exception, expected: type[Exception], client: DatabaseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("keyloft.nats.gathering.publish_requests", fail)
+    async with asyncio.timeout(SECONDS):
+        done = await asyncio.gather(*[client.kv.get("k") for _ in range(3)], return_exceptions=True)
+    assert [type(outcome) for outcome in done] == [expected] * 3
+    assert all("odd" in str(outcome) for outcome in done)
+    assert len({id(outcome) for outcome in done}) == 3
+    assert all(isinstance(outcome, Exception) and outcome.__cause__ is error for outcome in done)
+
+
 async def test_each_caller_waits_for_its_own_reply_and_times_out_alone(nats_url: str, tmp_path: Path) -> None:
     async with serving(nats_url, tmp_path / "bot.db") as service, connected(nats_url, timeout=1.0) as client:
         await client.kv.set("k", 0)

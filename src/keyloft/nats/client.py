@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
@@ -170,10 +171,15 @@ class ServiceClient(AsyncClosing):
         if isinstance(error, nats_errors.NoRespondersError):
             return errors.NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one")
         if isinstance(error, _NOT_CONNECTED):
-            explained = Unanswered(f"not connected to NATS: {error}")
-            explained.__cause__ = error
-            return explained
-        return error
+            explained: Exception = Unanswered(f"not connected to NATS: {error}")
+        else:
+            # A copy for each caller: an exception that is raised in many tasks would collect all their tracebacks.
+            try:
+                explained = copy(error)
+            except Exception:  # its class takes other arguments than it keeps
+                explained = Unanswered(f"the request failed: {error}")
+        explained.__cause__ = error
+        return explained
 
     def _timed_out(self, subject: str) -> errors.TimedOut:
         state = "the service is slow or gone" if self.nats.is_connected else "the connection to NATS is lost"

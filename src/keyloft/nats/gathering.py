@@ -6,6 +6,7 @@ A call that is alone is sent alone. The service answers a `many` in parts, so th
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from time import monotonic
 from typing import Any, Final
 
@@ -189,11 +190,11 @@ class RequestSender:
         if subscription is not None and not self._nats.is_closed:
             await subscription.unsubscribe()
 
-    def fail(self, message: SentMessage, error: Exception) -> None:
+    def fail(self, message: SentMessage, error: errors.KeyloftError) -> None:
         """Let the calls of a message that was not delivered fail."""
         del self._sent[message.number]
         for call in message.calls:
-            call.fail(error)
+            call.fail(copy(error))
 
     def send_singly(self, message: SentMessage) -> None:
         """Send the calls of a `many` that was not carried out again, each alone, and no `many` for a while.
