@@ -264,7 +264,7 @@ async def test_a_write_whose_sync_failed_is_unknown_because_a_kill_may_bring_it_
     await kv.aclose()
 
 
-class Signalled(BaseException):
+class SignalAtError(BaseException):
     """What a signal's handler raises."""
 
 
@@ -273,7 +273,7 @@ def interrupt_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def look(error: apsw.Error) -> bool:
         monkeypatch.setattr("keyloft.engines.sqlite.writes.is_unknown_commit", is_unknown_commit)
-        raise Signalled
+        raise SignalAtError
 
     monkeypatch.setattr("keyloft.engines.sqlite.writes.is_unknown_commit", look)
 
@@ -337,7 +337,7 @@ def test_so_it_is_for_the_others_of_a_group_whose_thread_a_signal_interrupts(
     engine.queue.waiting.append(other)
     vfs.failing_syncs = lambda: True
     interrupt_once(monkeypatch)
-    with pytest.raises(Signalled):
+    with pytest.raises(SignalAtError):
         engine.verdict(batch)
     assert isinstance(other.verdict, keyloft.CommitUnknown)
     vfs.failing_syncs = lambda: False

@@ -19,6 +19,7 @@ from keyloft.engines.sqlite.blocking.commits import WaitingBatch
 from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.tables import READ_VERSION
+from keyloft.engines.sqlite.writes import SqliteWriter
 from keyloft.errors import CLOSED
 from tests.engines.contract import EngineContract
 from tests.engines.contract.calls import put
@@ -274,16 +275,16 @@ def test_batches_that_are_tried_one_by_one_don_t_each_wait_for_the_lock_of_anoth
     monkeypatch.setattr(limits, "BUSY_SECONDS", 0.05)
     engine = opened(tmp_path / "app.db", clock)
     rival = apsw.Connection(str(tmp_path / "app.db"))
-    attempt, sizes = engine.queue._writer.attempt, []
+    attempt, sizes = SqliteWriter.attempt, []
 
-    def begin(group: list[Batch]) -> Outcome:
+    def begin(writer: SqliteWriter, group: list[Batch]) -> Outcome:
         sizes.append(len(group))
         if len(sizes) == 1:
             rival.execute("BEGIN IMMEDIATE")
             raise apsw.CorruptError("a page of one of the batches")
-        return attempt(group)
+        return attempt(writer, group)
 
-    monkeypatch.setattr(engine.queue._writer, "attempt", begin)
+    monkeypatch.setattr(SqliteWriter, "attempt", begin)
     others = [WaitingBatch(Batch((put(b"%d" % number),))) for number in range(5)]
     engine.queue.waiting.extend(others)
     assert isinstance(engine.verdict(Batch((put(b"k"),))), Busy)

@@ -451,19 +451,18 @@ def test_a_group_that_is_tried_batch_by_batch_waits_once_for_the_lock_of_another
     rival = apsw.Connection(file.path)
     waits, wait = 0, writer.wait_for_lock
 
-    def begin(group: list[Batch], **options: Any) -> Any:
-        if len(group) > 1:
-            rival.execute("BEGIN IMMEDIATE")
-            raise apsw.CorruptError("a page of one of the batches")
-        return undisturbed(group, **options)
+    def fail_once(_: apsw.Connection) -> bool:
+        if rival.in_transaction:
+            return False
+        rival.execute("BEGIN IMMEDIATE")
+        raise apsw.CorruptError("a page of one of the batches")
 
     def count(calls: int) -> bool:
         nonlocal waits
         waits += calls == 0
         return wait(calls)
 
-    undisturbed = writer._begin
-    monkeypatch.setattr(writer, "_begin", begin)
+    monkeypatch.setattr("keyloft.engines.sqlite.writes.restarts_log", fail_once)
     monkeypatch.setattr(writer, "wait_for_lock", count)
     group = [Batch((put(b"%d" % number),)) for number in range(5)]
     verdicts = writer.commit(group).verdicts

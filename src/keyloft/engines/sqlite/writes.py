@@ -210,9 +210,7 @@ class SqliteWriter:
             begun = begun or self._begin(group, restarts=restarts_log(self.connection))
             self._end(begun)
             return self._note(begun)
-        except (
-            BaseException
-        ) as error:  # nothing else on this thread would catch it, and all callers would wait for ever
+        except BaseException as error:  # nothing else on this thread would catch it, and all callers would wait
             failure = _Failure(*self.failure(error))
         self.roll_back()
         return failure
