@@ -44,7 +44,7 @@ async def keys_of(cluster: EtcdCluster, start: bytes, end: bytes) -> list[bytes]
 
 
 async def test_stores_below_the_keys_of_another_one_stay_as_they_are(etcd_url: str, cluster: EtcdCluster) -> None:
-    """Not even its compaction, or its writers, touch or read what is theirs."""
+    """The writers and the compaction of the outer store neither read nor change keys of the nested stores."""
     urls = [etcd_url, *[etcd_url + below for below in _BELOW]]
     async with asyncio.timeout(60):
         await asyncio.gather(*map(write, urls))
