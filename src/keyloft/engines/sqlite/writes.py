@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from time import monotonic, perf_counter
 
 import apsw
@@ -15,12 +15,9 @@ from keyloft.core.records import (
     Address,
     Batch,
     Committed,
-    Get,
-    Key,
     LoggedChange,
     Record,
     Set,
-    Space,
 )
 from keyloft.core.schema import Row
 from keyloft.core.slices import give_way
@@ -29,10 +26,7 @@ from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.long_batches import GatheredVerdict, divided, is_long
 from keyloft.engines.commit.outcomes import Outcome, committed, failed, joined
 from keyloft.engines.commit.settle import (
-    PutRow,
-    SetExpiry,
     Settled,
-    Write,
     deciding,
     settle,
     unread,
@@ -41,25 +35,17 @@ from keyloft.engines.commit.settle import (
 from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE, is_unknown_commit, unknown_commit
 from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, replaced_version, write_expected
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
+from keyloft.engines.sqlite.group_rows import TakesTooLong, check_time, load_rows, write_rows
 from keyloft.engines.sqlite.lone_callers import sync_times
 from keyloft.engines.sqlite.plain_sets import PUT, is_plain, plain_sets, write_sets
-from keyloft.engines.sqlite.reads import head, heads, last_logged, point, points
-from keyloft.engines.sqlite.rows import put, put_rows, remove_large
+from keyloft.engines.sqlite.reads import last_logged
+from keyloft.engines.sqlite.rows import put_rows
 from keyloft.engines.sqlite.tables import LAYOUTS, LOG, SECOND_LOGGED, TRIM_LOG, bind_set
 from keyloft.engines.sqlite.uncommitted import UncommittedGroup
 from keyloft.engines.sqlite.wal import restarts_log
 from keyloft.errors import CommitUnknown, DatabaseError
 
 logger = logging.getLogger(__name__)
-
-
-def _check_time(deadline: float) -> None:
-    if perf_counter() > deadline:
-        raise _TakesTooLong
-
-
-class _TakesTooLong(Exception):
-    """The event loop has no time for this group."""
 
 
 class _Failure(Struct, frozen=True):
@@ -109,7 +95,7 @@ class SqliteWriter:
         try:
             restarts = restarts_log(self.connection)
             self._begun = self._begin(group, perf_counter() + limits.INLINE_SECONDS, restarts)
-        except (*OF_SQLITE, DatabaseError, _TakesTooLong):
+        except (*OF_SQLITE, DatabaseError, TakesTooLong):
             self.roll_back()
             return False
         return True
@@ -246,7 +232,7 @@ class SqliteWriter:
         layout = LAYOUTS[space]
         bindings = bind_set(key, wanted.value, wanted.encoding, version, now)
         if perf_counter() > deadline:
-            raise _TakesTooLong
+            raise TakesTooLong
         if replaced is not None:
             cursor.execute(layout.replace_expected, (*bindings, replaced))
             if not self.connection.changes():
@@ -295,7 +281,7 @@ class SqliteWriter:
             return self._begin_long(group[0], version, now, log_size, expects_rows=expects_rows)
         sets = plain_sets(group) if len(group) > 1 else None
         if sets is not None:
-            settled = write_sets(self._cursor, sets, version, now, lambda: _check_time(deadline))
+            settled = write_sets(self._cursor, sets, version, now, lambda: check_time(deadline))
         else:
             settled = self._write(group, version, now, deadline, expects_rows=expects_rows)
         has_version = settled.version != version
@@ -349,11 +335,11 @@ class SqliteWriter:
         """
         if expects_rows and (expected := expected_rows(group)):
             settled = settle(group, expected, version, now)
-            write_expected(self._cursor, settled.writes, expected, lambda: _check_time(deadline))
+            write_expected(self._cursor, settled.writes, expected, lambda: check_time(deadline))
             return settled
         settled, current = self._settled(group, version, now, deadline)
         if settled.writes:
-            self._apply(settled.writes, current, deadline)
+            write_rows(self._cursor, settled.writes, current, deadline)
         return settled
 
     def _settled(
@@ -361,40 +347,11 @@ class SqliteWriter:
     ) -> tuple[Settled, dict[Address, Record]]:
         """The decisions on a group, and the stored rows on which they are based."""
         wanted = deciding(group)
-        current = self._load(wanted.items(), deadline) if wanted else {}
+        current = load_rows(self._cursor, wanted.items(), deadline) if wanted else {}
         settled = settle(group, current, version, now)
         if current and (shown := unread(settled)):
-            settled = with_values(settled, self._load([(address, True) for address in shown], deadline))
+            settled = with_values(settled, load_rows(self._cursor, [(address, True) for address in shown], deadline))
         return settled, current
-
-    def _load(self, wanted: Iterable[tuple[Address, bool]], deadline: float) -> dict[Address, Record]:
-        """The rows that are stored at some keys, with their values if wanted."""
-        found: dict[Address, Record] = {}
-        wanted = list(wanted)
-        if len(wanted) >= limits.SQLITE_GETS_WORTH_A_STATEMENT and all(
-            [with_value and space is Space.PLUGINS for (space, _), with_value in wanted]
-        ):
-            # Counters of plugins: several are loaded by one statement, and none of their values is large.
-            asks = [Get(space, key, include_expired=True) for (space, key), _ in wanted]
-            records = points(self._cursor, asks, 0)
-            return {address: record for (address, _), record in zip(wanted, records, strict=True) if record is not None}
-        if len(wanted) > limits.INLINE_OPERATIONS and not any([with_value for _, with_value in wanted]):
-            # A long delete, or what the sweeper removes.
-            keys: dict[Space, list[Key]] = {}
-            for (space, key), _ in wanted:
-                keys.setdefault(space, []).append(key)
-            return {
-                (space, stored.key): stored
-                for space, some in keys.items()
-                for stored in heads(self._cursor, space, some)
-            }
-        for address, with_value in wanted:
-            record = (point if with_value else head)(self._cursor, *address)
-            if record is not None:
-                found[address] = record
-            if perf_counter() > deadline:  # a large value takes long to load, however small the batch
-                raise _TakesTooLong
-        return found
 
     def _log(
         self, changes: Sequence[LoggedChange], version: int, before: int, now: int, size: int, part: int = 0
@@ -411,45 +368,6 @@ class SqliteWriter:
         oldest = self._history.oldest_time(now), self._history.oldest_size(size)
         if rows and (rows[0][0] < oldest[0] or rows[0][1] <= oldest[1]):
             self._cursor.execute(TRIM_LOG, (*oldest, limits.TRIM_ROWS))
-
-    def _apply(self, writes: dict[Address, Write], current: dict[Address, Record], deadline: float) -> None:
-        if len(writes) == 1:
-            [((space, key), write)] = writes.items()
-            layout = LAYOUTS[space]
-            if type(write) is PutRow and (layout.large is None or not layout.large.holds(write.record)):
-                if perf_counter() > deadline:
-                    raise _TakesTooLong
-                put_rows(self._cursor, layout, [layout.bind_put(write.record, write.is_new_entry)])
-                return  # most groups of a lone caller
-        rows: dict[Space, list[Row]] = {}
-        removed: dict[Space, list[Row]] = {}
-        # In the order of the keys, so that neighbours on one page are written together.
-        for at, address in enumerate(sorted(writes), 1):
-            space, key = address
-            layout, write = LAYOUTS[space], writes[address]
-            if type(write) is PutRow:
-                record = write.record
-                if layout.large is not None and layout.large.holds(record):
-                    put(self._cursor, layout, record, is_new_entry=write.is_new_entry)
-                elif (some := rows.get(space)) is None:
-                    rows[space] = [layout.bind_put(record, write.is_new_entry)]
-                else:
-                    some.append(layout.bind_put(record, write.is_new_entry))
-            elif type(write) is SetExpiry:
-                bindings = (layout.bind_time(write.expires_at), *layout.bind_key(key))
-                self._cursor.execute(layout.set_expiry, bindings)
-            elif (stored := current.get(address)) is not None:
-                remove_large(self._cursor, layout, stored)
-                removed.setdefault(space, []).append(layout.bind_key(key))
-            # Not after each write, because reading the clock takes time, too.
-            if at % 4 == 1 and perf_counter() > deadline:
-                raise _TakesTooLong
-        for space, some in removed.items():
-            self._cursor.executemany(LAYOUTS[space].remove, some)
-        for space, some in rows.items():
-            if perf_counter() > deadline:  # not after the last write: then the group is complete
-                raise _TakesTooLong
-            put_rows(self._cursor, LAYOUTS[space], some)
 
     def _end(self, begun: UncommittedGroup) -> None:
         began = monotonic()
