@@ -265,9 +265,9 @@ class WrongLoop(KeyloftError, RuntimeError, code="WRONG_LOOP"):
 
     def __init__(
         self,
-        message: str = "this store was opened in another event loop: open a store in this one, use "
-        "keyloft.open_sync(…) for threads, or hand the coroutine to the store's own loop with "
-        "asyncio.run_coroutine_threadsafe(kv.get(…), loop)",
+        message: str = "this store was opened in another event loop: call asyncio.run once for the whole program, or "
+        "open a store in this loop; threads use keyloft.open_sync(…), or hand the coroutine to the store's own loop "
+        "with asyncio.run_coroutine_threadsafe(kv.get(…), loop)",
     ) -> None:
         super().__init__(message)
 

@@ -252,6 +252,34 @@ def test_the_deepest_value_is_taken(value: Any) -> None:
     assert round_trip(value) == value
 
 
+@pytest.mark.parametrize(
+    ("value", "cure"),
+    [
+        ({"at": datetime.datetime(2026, 1, 1)}, r"^value\['at'\]: the type datetime .* store its \.isoformat\(\)\."),
+        ([{1, 2}], r"^value\[0\]: the type set .* store a list\."),
+        (datetime.timedelta(1), r"store its \.total_seconds\(\)\."),
+        ({"data": b"x"}, "only as a whole value of the tuple store; in JSON, store text in base64"),
+        ([values.U64(1)], "only as a whole value of the tuple store; in JSON, store an int"),
+        (Plain.ONE, r"store its \.value\."),
+        (uuid.UUID(int=1), "store it as a str"),
+        (object(), "JSON has None, bool, int, float, str, list, and dict"),
+    ],
+)
+def test_a_refusal_says_what_to_store_instead(value: Any, cure: str) -> None:
+    with pytest.raises(InvalidValue, match=cure):
+        values.encode(value, MEBIBYTE)
+
+
+def test_a_forgotten_await_is_named() -> None:
+    async def answer() -> int:
+        return 1
+
+    forgotten = answer()
+    with pytest.raises(InvalidValue, match=r"^value: the type coroutine is not a value: await it"):
+        values.encode(forgotten, MEBIBYTE)
+    forgotten.close()
+
+
 def test_refused_types_are_type_errors_too() -> None:
     with pytest.raises(TypeError):
         values.encode({1, 2}, MEBIBYTE)

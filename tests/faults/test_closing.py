@@ -1,6 +1,7 @@
 """Closing decides every write, ends every watch and lets go of the file; a process that forgets it loses nothing."""
 
 import asyncio
+import gc
 import itertools
 import random
 import time
@@ -136,6 +137,23 @@ async def test_aclose_ends_watches_of_what_is_being_written(
         await asyncio.gather(*writes, return_exceptions=True)
         async with asyncio.timeout(60):
             await task
+
+
+async def test_failed_opening_lets_go_of_the_file(tmp_path: Path) -> None:
+    """At once, not when the garbage collector runs."""
+    path = tmp_path / "no.db"
+    path.write_bytes(b"no database" * 1000)
+    gc.disable()
+    try:
+        for url in (str(path), f"sqlite:///{path}?mode=ro"):
+            with pytest.raises(keyloft.NotADatabase) as failed:
+                await keyloft.open(url)
+            assert files_open_in(tmp_path) == [], failed.value
+            with pytest.raises(keyloft.NotADatabase) as failed:
+                await asyncio.to_thread(keyloft.open_sync, url)
+            assert files_open_in(tmp_path) == [], failed.value
+    finally:
+        gc.enable()
 
 
 async def test_aclose_with_a_long_read_under_way_lets_go_of_the_file(tmp_path: Path) -> None:

@@ -322,6 +322,8 @@ def test_so_it_is_with_threads(tmp_path: Path) -> None:
     assert isinstance(engine.verdict(batch), Committed)
     vfs.failing_syncs = lambda: True
     assert isinstance(engine.verdict(batch), keyloft.CommitUnknown)
+    with pytest.raises(keyloft.CommitUnknown):
+        engine.set_now(b"k", b"2", JSON)
     vfs.failing_syncs = lambda: False
     assert isinstance(engine.verdict(batch), Committed)
     engine.close()

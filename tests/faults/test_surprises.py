@@ -188,6 +188,27 @@ async def test_write_to_a_file_that_was_removed_or_replaced_is_never_acknowledge
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
+async def test_long_reads_of_a_file_that_was_removed_or_replaced_leave_the_new_file_alone(
+    tmp_path: Path, how: str
+) -> None:
+    """They use connections of their own. SQLite would apply the write-ahead log of the old file to the new one."""
+    path = tmp_path / "app.db"
+    async with keyloft.open(tmp_path / "other.db") as other:
+        await other.set(("other",), 1)
+    kv, sync = await keyloft.open(path), keyloft.open_sync(path)
+    await kv.set(("k",), 1)
+    before = (tmp_path / "other.db").read_bytes()
+    path.unlink() if how == "removed" else (tmp_path / "other.db").rename(path)
+    for count in (kv.count(()), asyncio.to_thread(sync.count, ())):
+        with pytest.raises(keyloft.DatabaseError, match=f"{path} was moved, removed or replaced .* nothing was read"):
+            await count
+    await asyncio.to_thread(sync.close)
+    await kv.aclose()
+    assert (path.read_bytes() if how == "replaced" else before) == before
+    assert path.exists() == (how == "replaced")
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
 async def test_watches_of_a_file_that_was_removed_or_replaced_end_with_an_error(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

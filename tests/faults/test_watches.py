@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 import keyloft
-from keyloft import HistoryGone, Store
+from keyloft import HistoryGone, Store, limits
 from keyloft.core.keys import TupleKey
 from tests.support.examples import rounds
 
@@ -139,3 +140,30 @@ async def test_a_watch_that_is_slower_than_the_log_raises_history_gone(tmp_path:
         await kv.set(("w", 2), 2)
         [entry] = await anext(watch)
         assert entry.key == ("w", 2)
+
+
+@pytest.mark.parametrize("is_sync", [False, True], ids=["async", "sync"])
+async def test_watches_go_on_while_a_write_of_their_process_waits_for_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sync: bool
+) -> None:
+    monkeypatch.setattr(limits, "WATCH_POLL_SECONDS", 0.25)  # so that the write waits before the next poll
+    monkeypatch.setattr(limits, "WATCH_CHECK_SECONDS", 0.0)
+    path = tmp_path / "app.db"
+    async with keyloft.open(path) as other, keyloft.open(path) as kv, asyncio.timeout(60):
+        sync, lock = keyloft.open_sync(path), apsw.Connection(str(path))
+        watch = kv.watch(prefix=("seen",))
+        watch_of_threads = sync.watch(prefix=("seen",))
+        await other.set(("seen", 1), 1)
+        lock.execute("BEGIN IMMEDIATE")
+        write = asyncio.to_thread(sync.set, ("own",), 1) if is_sync else kv.set(("own",), 1)
+        step = asyncio.to_thread(next, watch_of_threads) if is_sync else anext(watch)
+        writing, reported = asyncio.create_task(write), asyncio.create_task(step)
+        try:
+            await asyncio.wait([reported], timeout=limits.BUSY_SECONDS / 4)
+            assert reported.done(), "the write made the watch wait"
+            assert [entry.value for entry in await reported] == [1]
+            assert not writing.done()
+        finally:
+            lock.close()
+            await asyncio.gather(writing, reported, return_exceptions=True)
+            await asyncio.to_thread(sync.close)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from tools import etcd
-from tools.machines import MachineGroup, namespaces
+from tools.machines import Machine, MachineGroup, namespaces
 from tools.patroni import PatroniCluster, PatroniNode, patroni_cluster
 
 Ending: TypeAlias = Callable[[], None]
@@ -24,6 +24,8 @@ class Arena(Struct, frozen=True):
     faults: dict[str, Callable[[], Ending]]
     """By name: makes the fault, and returns what ends it."""
     wait_until_whole: Callable[[], None]
+    client: Machine | None = None
+    """Where the first client runs, if it can be cut off."""
 
 
 @contextmanager
@@ -32,7 +34,8 @@ def postgres_arena(*, cuts: bool, electors: int = 1, within: Path | None = None)
     with ExitStack() as stack:
         group = stack.enter_context(namespaces(3)) if cuts else None
         cluster = stack.enter_context(patroni_cluster(electors=electors, machines=group, within=within))
-        yield Arena(cluster.url, {**_patroni_faults(cluster), **_cuts_of(cluster)}, cluster.wait_until_whole)
+        faults = {**_patroni_faults(cluster), **_cuts_of(cluster), **_cuts_of_client(group)}
+        yield Arena(cluster.url, faults, cluster.wait_until_whole, None if group is None else group.client)
 
 
 def _patroni_faults(cluster: PatroniCluster) -> dict[str, Callable[[], Ending]]:
@@ -100,6 +103,17 @@ def _cuts_of(cluster: PatroniCluster) -> dict[str, Callable[[], Ending]]:
     }
 
 
+def _cuts_of_client(group: MachineGroup | None) -> dict[str, Callable[[], Ending]]:
+    if group is None or (client := group.client) is None:
+        return {}
+
+    def cut() -> Ending:
+        group.cut_off(client)
+        return group.mend
+
+    return {"a client is cut off": cut}
+
+
 @contextmanager
 def etcd_arena(folder: Path, *, cuts: bool) -> Iterator[Arena]:
     """Three etcd nodes; with cuts, each on a machine of its own."""
@@ -117,7 +131,8 @@ def etcd_arena(folder: Path, *, cuts: bool) -> Iterator[Arena]:
                     node.start(nodes)
                     node.wait_until_ready()
 
-        yield Arena(etcd.url_of(nodes, "torture"), _etcd_faults(nodes, group), wait_until_whole)
+        faults = {**_etcd_faults(nodes, group), **_cuts_of_client(group)}
+        yield Arena(etcd.url_of(nodes, "torture"), faults, wait_until_whole, None if group is None else group.client)
 
 
 def _etcd_faults(nodes: list[etcd.Node], group: MachineGroup | None) -> dict[str, Callable[[], Ending]]:

@@ -7,12 +7,16 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from keyloft import Busy, KeyloftError, ReadOnly, Unreachable
 
-Outcome: TypeAlias = Literal["done", "unknown", "failed"]
-"""`unknown` is a write that may have been made; `failed` is a read, or a write that certainly was not made."""
+Outcome: TypeAlias = Literal["done", "unknown", "failed", "begun"]
+"""`unknown` is a write that may have been made; `failed` is a read, or a write that certainly was not made; `begun` is
+a write whose worker may die before it ends."""
 
+BEGUN: Final = b'"outcome":"begun"'
+"""A line with this is not that of a call that has ended."""
 _NOT_WRITTEN: Final = (Unreachable, Busy, ReadOnly)
 
 
@@ -32,6 +36,8 @@ class Entered(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fence: int | None = None
     outcome: Outcome = "done"
     error: str | None = None
+    number: int | None = None
+    """Of a write, among those of its worker: it is entered when it begins, and when it ends."""
 
 
 class Recorder:
@@ -40,6 +46,7 @@ class Recorder:
     def __init__(self, file: Path, worker: str) -> None:
         self._file = file.open("ab", buffering=0)
         self.worker = worker
+        self._writes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -49,6 +56,10 @@ class Recorder:
 
     def call(self, kind: str, key: str, does: str, given: Any = None) -> "CallInProgress":
         return CallInProgress(self, kind, key, does, given)
+
+    def number_write(self) -> int:
+        self._writes += 1
+        return self._writes
 
     def enter(self, **what: Any) -> None:
         self._file.write(msgspec.json.encode(Entered(worker=self.worker, **what)) + b"\n")
@@ -63,10 +74,25 @@ class CallInProgress:
         self.seen: Any = None
         self.version: int | None = None
         self.fence: int | None = None
+        self._number: int | None = None
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
+        if self.does != "get":
+            self._number = self._recorder.number_write()
+            self._enter(ended=self._began, outcome="begun")
         return self
+
+    def _enter(self, **more: Any) -> None:
+        self._recorder.enter(
+            kind=self.kind,
+            key=self.key,
+            does=self.does,
+            given=self.given,
+            began=self._began,
+            number=self._number,
+            **more,
+        )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         outcome: Outcome = "done"
@@ -74,13 +100,8 @@ class CallInProgress:
             if not isinstance(error, KeyloftError):
                 return False
             outcome = "failed" if self.does == "get" or isinstance(error, _NOT_WRITTEN) else "unknown"
-        self._recorder.enter(
-            kind=self.kind,
-            key=self.key,
-            does=self.does,
-            given=self.given,
+        self._enter(
             seen=self.seen,
-            began=self._began,
             ended=time.monotonic(),
             version=self.version,
             fence=self.fence,
@@ -91,6 +112,12 @@ class CallInProgress:
 
 
 def read_history(folder: Path) -> list[Entered]:
-    """What all workers entered. A line that was cut off by the end of its worker is left out."""
+    """What all workers entered. A line that was cut off by the end of its worker is left out.
+
+    A write whose worker died before it ended may have been made.
+    """
     decode = msgspec.json.Decoder(Entered).decode
-    return [decode(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_bytes().split(b"\n")[:-1]]
+    found = [decode(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_bytes().split(b"\n")[:-1]]
+    ended = {(one.worker, one.number) for one in found if one.outcome != "begun"}
+    whole = [one for one in found if one.outcome != "begun" or (one.worker, one.number) not in ended]
+    return [replace(one, outcome="unknown") if one.outcome == "begun" else one for one in whole]

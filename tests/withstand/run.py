@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,9 +16,10 @@ from msgspec import Struct
 
 from tests.support.fork_server import ForkedProcess
 from tests.withstand.faults import Arena, Ending, hold
-from tests.withstand.history import Entered, read_history
+from tests.withstand.history import BEGUN, Entered, read_history
 from tests.withstand.verdict import Findings, judge, longest_gap, successes
 from tests.withstand.worker import finish
+from tools.machines import Machine
 
 _ROOT = Path(__file__).parents[2]
 _CALLS_SECONDS = 120.0
@@ -51,11 +54,13 @@ class Workload:
         self._folder = folder
         self._start = start
         self.workers: list[WorkerProcess] = []
+        self._started = 0
         self._made: list[tuple[str, float, float]] = []
 
     def join(self) -> None:
         """One more worker, which does not know what the others know of the cluster; returns at once."""
-        self.workers.append(self._start(f"w{len(self.workers)}"))
+        self.workers.append(self._start(f"w{self._started}"))
+        self._started += 1
 
     def wait_for_calls(self, count: int) -> None:
         """Return once all workers together have made so many more calls."""
@@ -65,7 +70,8 @@ class Workload:
             time.sleep(0.02)
 
     def _calls(self) -> int:
-        return sum(file.read_bytes().count(b"\n") for file in self._folder.glob("*.jsonl"))
+        entered = [file.read_bytes() for file in self._folder.glob("*.jsonl")]
+        return sum(lines.count(b"\n") - lines.count(BEGUN) for lines in entered)
 
     def suffer(
         self,
@@ -90,6 +96,15 @@ class Workload:
     def suffer_frozen_client(self, number: int, seconds: float) -> None:
         self.suffer("a client freezes", self.workers[number].freeze, seconds)
 
+    def suffer_killed_client(self, number: int) -> None:
+        """It dies in the middle of what it does, and another one takes its place."""
+
+        def die() -> Ending:
+            self.workers.pop(number).end()
+            return self.join
+
+        self.suffer("a client dies", die, 0)
+
     def faults(self, history: Sequence[Entered]) -> list[MadeFault]:
         writes, reads = successes(history, reads=False), successes(history, reads=True)
         return [
@@ -101,11 +116,16 @@ class Workload:
 class WorkerProcess:
     """A worker, and the lines that are exchanged with it."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, machine: Machine | None = None) -> None:
+        """Start it, on this machine, or on that of this process."""
         (stdin, its_input), (printed, stdout) = os.pipe(), os.pipe()
-        self._process = ForkedProcess(
-            ["-m", "tests.withstand.worker", *arguments], cwd=_ROOT, stdin=stdin, stdout=stdout, stderr=2
-        )
+        arguments = "-m", "tests.withstand.worker", *arguments
+        self._process: ForkedProcess | subprocess.Popen[bytes]
+        if machine is None:
+            self._process = ForkedProcess(arguments, cwd=_ROOT, stdin=stdin, stdout=stdout, stderr=2)
+        else:
+            command = [*machine.command, sys.executable, *arguments]
+            self._process = subprocess.Popen(command, cwd=_ROOT, stdin=stdin, stdout=stdout)
         os.close(stdin)
         os.close(stdout)
         self._input, self._printed = os.fdopen(its_input, "w"), os.fdopen(printed)
@@ -134,8 +154,9 @@ class WorkerProcess:
         return lambda: self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
         self._printed.close()
         with suppress(BrokenPipeError):
             self._input.close()
@@ -148,7 +169,8 @@ def _workers(
     with ExitStack() as stack:
 
         def start(name: str) -> WorkerProcess:
-            worker = WorkerProcess(arena.url, name, str(folder), f"{seed}-{name}", str(pause), json.dumps(options))
+            given = (arena.url, name, str(folder), f"{seed}-{name}", str(pause), json.dumps(options))
+            worker = WorkerProcess(*given, machine=arena.client if name == "w0" else None)
             stack.callback(worker.end)
             return worker
 

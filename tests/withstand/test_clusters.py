@@ -30,6 +30,7 @@ def test_postgresql_with_patroni_loses_its_leader_and_then_has_two(tmp_path: Pat
                 load.wait_for_calls(_CALLS)
                 arena.wait_until_whole()
                 load.suffer(name, arena.faults[name], 0)
+            load.suffer_killed_client(1)
             load.wait_for_calls(_CALLS)
 
         trial = tried(arena, tmp_path, make_faults, pause=_PAUSE_SECONDS)
@@ -47,9 +48,11 @@ def test_etcd_loses_its_leader(tmp_path: Path, server_folder: Path) -> None:
     with etcd_arena(server_folder, cuts=cuts) as arena:
 
         def make_faults(load: Workload) -> None:
-            for name in ("the leader dies", "the leader freezes", *["the leader is cut off"] * cuts):
+            cut = ("the leader is cut off", "a client is cut off") if cuts else ()
+            for name in ("the leader dies", "the leader freezes", *cut):
                 load.wait_for_calls(_CALLS)
                 load.suffer(name, arena.faults[name], 1.2, arena.wait_until_whole)
+            load.suffer_killed_client(1)
             load.wait_for_calls(_CALLS)
 
         trial = tried(arena, histories, make_faults, pause=_PAUSE_SECONDS)

@@ -1,10 +1,11 @@
 """Each kind of damage that a cluster can do shows in the verdict on a history."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.withstand.history import Entered
+from tests.withstand.history import Entered, Recorder, read_history
 from tests.withstand.verdict import Findings, judge, longest_gap
 
 
@@ -17,7 +18,9 @@ SOUND = [
     entered("register", "set", 1, given="a", version=10),
     entered("register", "get", 2, seen="a", version=10),
     entered("counter", "sum", 3, given=1, version=11),
-    entered("counter", "sum", 4, given=1, outcome="unknown"),
+    entered("counter", "sum", 4, given=1, outcome="unknown", error="CommitUnknown: …"),
+    entered("own", "set", 4.2, key="q", given="q", outcome="unknown"),
+    entered("own", "set", 4.4, key="r", given="r", outcome="failed", error="Unreachable: …"),
     entered("counter", "get", 5, seen=1, worker="end"),
     entered("own", "set", 6, key="o", given="o", version=12),
     entered("own", "get", 7, key="o", seen="o", version=12, worker="end"),
@@ -30,7 +33,7 @@ SOUND = [
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
     findings = judge(SOUND)
     assert findings.faults == []
-    assert (findings.acknowledged, findings.reads, findings.unknown) == (5, 3, 1)
+    assert (findings.acknowledged, findings.reads, findings.unknown, findings.abandoned) == (5, 3, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         (entered("counter", "get", 20, seen=0, worker="end"), "lost"),
         (entered("counter", "get", 20, seen=3, worker="end"), "doubled"),
         (entered("own", "set", 20, key="o", given="o", version=20), "doubled"),
+        (entered("own", "get", 20, key="r", seen="r", version=20, worker="end"), "doubled"),
         (entered("register", "get", 20, seen=0), "stale"),
         (entered("register", "set", 20, given="b", version=12), "versions"),
         (entered("register", "set", 20, given="b", version=9), "versions"),
@@ -64,6 +68,34 @@ def test_an_old_value_from_a_standby_is_stale_only_for_a_client_that_has_seen_a_
     assert judge([*SOUND, *older], reads_from_standbys=True).faults == []
     own = entered("register", "get", 21, seen="a", version=10)
     assert judge([*SOUND, *older, own], reads_from_standbys=True).sessions
+
+
+def test_what_a_watch_has_reported_counts_as_seen() -> None:
+    newer = [
+        entered("register", "set", 20, given="b", version=20, worker="w1"),
+        entered("watch", "watch", 21, version=20),
+    ]
+    older = entered("register", "get", 22, seen="a", version=10)
+    assert judge([*SOUND, *newer], reads_from_standbys=True).faults == []
+    assert judge([*SOUND, *newer, older], reads_from_standbys=True).sessions
+
+
+def test_a_write_whose_worker_died_may_have_been_made(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "w0.jsonl", "w0") as recorder:
+        with recorder.call("own", "a", "set", "a") as call:
+            call.version = 7
+        with recorder.call("own", "a", "get") as call:
+            call.seen = "a"
+        with recorder.call("own", "b", "set", "b"):
+            pass  # the worker dies before it enters the end
+    lines = (tmp_path / "w0.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "w0.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:-10])
+    history = read_history(tmp_path)
+    assert [(one.key, one.does, one.outcome) for one in history] == [
+        ("a", "set", "done"),
+        ("a", "get", "done"),
+        ("b", "set", "unknown"),
+    ]
 
 
 def test_an_outage_is_the_longest_time_between_two_successes() -> None:

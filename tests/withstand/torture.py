@@ -67,7 +67,7 @@ def _torment(
 
     def make_faults(load: Workload) -> None:
         end = time.monotonic() + seconds
-        names = only or [*arena.faults, "a client freezes"]
+        names = only or [*arena.faults, "a client freezes", "a client dies"]
         waiting: list[str] = []
         while time.monotonic() < end:
             # All of them in some order, then all again in another one: a short run meets each.
@@ -77,6 +77,9 @@ def _torment(
             try:
                 if name == "a client freezes":
                     load.suffer_frozen_client(chance.randrange(len(load.workers)), min(lasting, 8))
+                elif name == "a client dies":
+                    # Not the first one: it has the machine that can be cut off.
+                    load.suffer_killed_client(chance.randrange(1, len(load.workers)))
                 else:
                     joins = load.join if len(load.workers) < _MOST_WORKERS else lambda: None
                     load.suffer(name, arena.faults[name], lasting, arena.wait_until_whole, meanwhile=joins)
@@ -105,7 +108,7 @@ def report(engine: str, seed: str, trial: ClusterTrial, troubles: Sequence[str] 
     lines += [
         "",
         f"- {findings.acknowledged:,} writes acknowledged, {findings.reads:,} reads, {findings.unknown} outcomes "
-        f"unknown, {findings.failed} calls failed",
+        f"unknown, {findings.failed} calls failed, {findings.abandoned} writes cancelled, or of clients that died",
         f"- {len(findings.lost)} lost, {len(findings.doubled)} doubled, {len(findings.stale)} keys with stale reads",
         f"- a read was at most {findings.staleness:.1f} s older than a write acknowledged before",
         f"- {len(findings.versions)} versions given twice or out of order",

@@ -21,6 +21,9 @@ class Findings(Struct, frozen=True, kw_only=True):
     acknowledged: int
     reads: int
     unknown: int
+    """Writes whose callers got CommitUnknown, or another error that does not say."""
+    abandoned: int
+    """Writes whose clients died meanwhile, or that were cancelled because a lock was lost."""
     failed: int
     lost: list[str]
     """Acknowledged, and not there in the end."""
@@ -60,7 +63,8 @@ def judge(history: Sequence[Entered], *, reads_from_standbys: bool = False) -> F
     return Findings(
         acknowledged=len(done),
         reads=sum(one.does == "get" and one.outcome == "done" for one in history),
-        unknown=sum(one.outcome == "unknown" for one in writes),
+        unknown=sum(one.outcome == "unknown" and one.error is not None for one in writes),
+        abandoned=sum(one.outcome == "unknown" and one.error is None for one in writes),
         failed=sum(one.outcome == "failed" for one in history),
         lost=lost,
         doubled=doubled,
@@ -97,6 +101,8 @@ def _own(history: Sequence[Entered]) -> tuple[list[str], list[str]]:
         for one in acknowledged
         if stored.get(one.key, one.version) != one.version
     ]
+    failed = [one for one in history if one.kind == "own" and one.does == "set" and one.outcome == "failed"]
+    doubled += [f"{one.key} was refused, and is stored" for one in failed if one.key in stored]
     return lost, doubled
 
 
@@ -194,11 +200,14 @@ def _watches(seen: Sequence[Entered]) -> list[str]:
 
 
 def _sessions(history: Sequence[Entered]) -> list[str]:
-    """Read your own writes, and never back in time: per worker and register, for calls one after the other."""
+    """Read your own writes, and never back in time: per worker and register, for calls one after the other.
+
+    What the worker's watch has reported counts as read.
+    """
     found = []
     by_session = defaultdict(list)
     for one in history:
-        if one.kind == "register" and one.outcome == "done" and one.version is not None:
+        if one.kind in ("register", "watch") and one.outcome == "done" and one.version is not None:
             by_session[one.worker, one.key].append(one)
     for (worker, key), calls in by_session.items():
         ended = sorted(calls, key=lambda one: one.ended)

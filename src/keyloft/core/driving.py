@@ -10,7 +10,7 @@ import time
 import types
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import suppress
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from keyloft import limits
 from keyloft.core.lazy import LazyList
@@ -116,6 +116,14 @@ class SyncList(Driven[LazyList[T]]):
 
     def __bool__(self) -> bool:
         raise TypeError(f"this list of {self._inner.what} has not been read yet: iterate it, or call all()")
+
+    if not TYPE_CHECKING:  # a type checker says so by itself
+
+        def __len__(self) -> NoReturn:
+            raise TypeError(f"this list of {self._inner.what} has not been read yet: take the length of all()")
+
+        def __getitem__(self, index: object) -> NoReturn:
+            raise TypeError(f"this list of {self._inner.what} has not been read yet: take an item of all()")
 
     def all(self) -> list[T]:
         """All items, read now."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
 from keyloft.core import records
 from keyloft.core.health import ServerHealth
+from keyloft.core.own_commits import note_commit
 from keyloft.errors import KeyloftError
 
 
@@ -207,4 +208,5 @@ async def write(engine: Engine, *mutations: records.Mutation) -> records.Committ
     """Commit mutations without checks."""
     done = await engine.commit(records.Batch(mutations))
     assert isinstance(done, records.Committed), "a batch without checks has nothing to conflict with"
+    note_commit(done.version)
     return done

@@ -8,7 +8,8 @@ class HostHealth(Struct, frozen=True, kw_only=True):
 
     name: str
     role: str
-    """primary, standby, read-only, unreachable, or other cluster (the host does not hold this store)."""
+    """primary, standby, read-only, or unreachable; alias (another name of the primary); other cluster (the host does
+    not replicate this one's data); other store (it shows the id of another store, as a standby behind a restore)."""
     timeline: int | None = None
     sync_state: str | None = None
     """How the primary treats a standby: sync, quorum, potential or async; None if that is not known."""

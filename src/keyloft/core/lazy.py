@@ -53,6 +53,12 @@ class LazyList(Generic[T]):
         def __iter__(self) -> NoReturn:
             raise TypeError(f"this list of {self.what} is asynchronous: await it, or iterate it with async for")
 
+        def __len__(self) -> NoReturn:
+            raise TypeError(f"this list of {self.what} has not been read yet: await it, then take its length")
+
+        def __getitem__(self, index: object) -> NoReturn:
+            raise TypeError(f"this list of {self.what} has not been read yet: await it, then take an item")
+
     def __await__(self) -> Generator[Any, None, list[T]]:
         return self._all().__await__()
 

@@ -190,7 +190,7 @@ class ChangeKind(IntEnum):
     TOUCH = 2
     """The expiry changed, and nothing else."""
     EXPIRED = 3
-    """An expired entry was removed."""
+    """An expired entry was removed, or an entry got an expiry that has passed."""
 
 
 class LoggedChange(Struct, frozen=True, gc=False):

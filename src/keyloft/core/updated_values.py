@@ -8,7 +8,14 @@ from keyloft.core.values import decode_json, encode_json
 from keyloft.errors import InvalidArgument
 
 
-async def updated(fn: Callable[[Any], Any], given: Any, before: Callable[[], Any], argument: str = "fn") -> Any:
+async def updated(
+    fn: Callable[[Any], Any],
+    given: Any,
+    before: Callable[[], Any],
+    argument: str = "fn",
+    *,
+    is_default: bool = False,
+) -> Any:
     """The value that the function of an update returns; an awaitable is awaited.
 
     Args:
@@ -16,13 +23,22 @@ async def updated(fn: Callable[[Any], Any], given: Any, before: Callable[[], Any
         given: The value, which `fn` may change in place.
         before: Returns the value as it was before `fn` was called.
         argument: The name of `fn`, as the caller wrote it.
+        is_default: Whether the value is the default, because nothing is stored.
 
     Raises:
         InvalidArgument: `fn` changed the value in place and returned None.
     """
-    value = fn(given)
-    if isawaitable(value):
-        value = await value
+    try:
+        value = fn(given)
+        if isawaitable(value):
+            value = await value
+    except (TypeError, AttributeError) as error:
+        if given is None and is_default:
+            error.add_note(
+                f"nothing is stored at this key, so {argument} was called with None: pass default=, as in "
+                "update(key, lambda n: n + 1, default=0)"
+            )
+        raise
     # None can be stored, but `lambda players: players.append("alice")` returns None by mistake.
     if value is None and isinstance(given, (list, dict)) and given != before():
         raise InvalidArgument(

@@ -92,7 +92,8 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
         except (TypeError, UnicodeEncodeError):  # a TypeError also for bytes
             is_named = False
         if not is_named:
-            raise InvalidArgument("a database is named by a path or a URL; leave it out for one in memory")
+            got = f", got {type(url).__name__}" if not isinstance(url, str) else ""
+            raise InvalidArgument(f"a database is named by a path or a URL{got}; leave it out for one in memory")
         if text == ":memory:":
             return cls(engine="memory", shown=text)
         found = _SCHEME.match(text)

@@ -6,12 +6,18 @@ are the one exception: they are stored as lists, and read back as lists.
 """
 
 import base64
+import datetime
+import decimal
+import enum
+import inspect
 import json
 import math
+import pathlib
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -105,7 +111,8 @@ def check_json(data: bytes, limit: int) -> None:
 
 
 def _too_large(error: ValueTooLarge) -> ValueTooLarge:
-    return ValueTooLarge(error.size, error.limit, f"{error}; max_value_bytes in keyloft.open sets the limit")
+    advice = "max_value_bytes in keyloft.open sets the limit, but not over HTTP"
+    return ValueTooLarge(error.size, error.limit, f"{error}; {advice}")
 
 
 def decode(data: bytes, encoding: int) -> Any:
@@ -271,12 +278,30 @@ def _plain_scalar(value: object, around: list[_Container], ints: "_LongInts") ->
         if not math.isfinite(value):
             raise InvalidValue(f"{_path(around)}: {float(value)} is not JSON; use None, or a str")
         return float(value)
+    what = f"{_path(around)}: the type {type(value).__name__}"
+    if inspect.isawaitable(value):
+        raise InvalidValueType(f"{what} is not a value: await it, and store what it returns")
+    cure = next(cure for kinds, cure in _CURES if isinstance(value, kinds))
     raise InvalidValueType(
-        f"{_path(around)}: the type {type(value).__name__} would not be read back equal; JSON has None, bool, int, "
-        "float, str, list, and dict with str keys; the tuple store takes a dataclass or another typed class, with "
-        "datetimes, sets and bytes in it, by set(key, value, type=…); else store a datetime as .isoformat(), a set as "
-        "a list, and bytes or a U64 only as a whole value of the tuple store"
+        f"{what} would not be read back equal; {cure}. The tuple store also takes typed objects, with datetimes, sets "
+        "and bytes in them: set(key, value, type=…)"
     )
+
+
+_CURES: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
+    ((datetime.date, datetime.time), "store its .isoformat()"),
+    ((datetime.timedelta,), "store its .total_seconds()"),
+    ((set, frozenset), "store a list"),
+    (
+        (bytes, bytearray, memoryview),
+        "bytes are stored only as a whole value of the tuple store; in JSON, store text in base64",
+    ),
+    ((U64,), "a U64 is stored only as a whole value of the tuple store; in JSON, store an int"),
+    ((enum.Enum,), "store its .value"),
+    ((decimal.Decimal, uuid.UUID, pathlib.PurePath), "store it as a str"),
+    ((object,), "JSON has None, bool, int, float, str, list, and dict with str keys"),
+)
+"""What to store instead of a value that JSON does not have, by its type; the first that fits."""
 
 
 class _LongInts:
@@ -298,7 +323,10 @@ class _LongInts:
 def _plain_name(name: object, around: list[_Container]) -> str:
     if not isinstance(name, str):
         where, kind = _path(around[:-1]), type(name).__name__
-        raise InvalidValueType(f"{where}: a dict key of type {kind}, and JSON has str keys; use a str")
+        raise InvalidValueType(
+            f"{where}: a dict key of type {kind}, and JSON has str keys; use a str, or in the tuple store name the "
+            f"type of the value, as in set(key, value, type=dict[{kind}, …])"
+        )
     return _plain_text(name, around, is_name=True)
 
 

@@ -94,7 +94,8 @@ def pack(
 
 def pack_one(space: Space, kind: ChangeKind, key: Any, offset: int = 1) -> bytes:
     """The part that logs one change; `offset` counts versions from the one before the group."""
-    return _checked(_encode([(offset, _NUMBERS[space], kind, key)]))
+    data = _encode([(offset, _NUMBERS[space], kind, key)])
+    return data + crc32(data).to_bytes(_CHECKSUM_BYTES)  # as `_checked` does it, without the call
 
 
 def _checked(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Follows the iterations of the event loop, for reads that run inline on it and never wait."""
+"""Follows the iterations of the event loop, for reads that share something within one of them."""
 
 import asyncio
 import time

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, Final
 
+from keyloft import limits
 from keyloft.core import schema
 from keyloft.core.adoption import Adoption
 from keyloft.core.records import Due, DuePage, Key, Page, Record, Scan, UsageSlice, Used
@@ -162,16 +163,18 @@ def oldest_kept(may_go: str, rows: str) -> str:
     """SQL: the version of the change log before which all is removed: that of the newest row that may go.
 
     So many of the oldest rows are considered, and the first row of the second version: the oldest version may have more
-    rows than that.
+    rows than that. Usually few rows may go: unless all of the first TRIM_FIRST_ROWS may, no others are considered.
 
     Args:
-        may_go: SQL: whether a row may be removed, by its columns `at` and `size`.
+        may_go: SQL: whether a row may be removed, by its columns `at` and `size`; if it may, so may all older rows.
         rows: SQL: how many rows are considered.
     """
     log, in_order = schema.CHANGES_TABLE, "ORDER BY version, part LIMIT"
     second = f"version > (SELECT version FROM {log} {in_order} 1)"
+    last_of_first = f"SELECT {may_go} FROM {log} {in_order} 1 OFFSET {limits.TRIM_FIRST_ROWS - 1}"
+    most = f"(CASE WHEN ({last_of_first}) THEN {rows} ELSE {limits.TRIM_FIRST_ROWS} END)"
     return (
-        f"SELECT max(version) FROM (SELECT * FROM (SELECT version, at, size FROM {log} {in_order} {rows}) AS oldest "
+        f"SELECT max(version) FROM (SELECT * FROM (SELECT version, at, size FROM {log} {in_order} {most}) AS oldest "
         f"UNION ALL SELECT * FROM (SELECT version, at, size FROM {log} WHERE {second} {in_order} 1) AS second_version"
         f") AS considered WHERE {may_go}"
     )

@@ -52,6 +52,9 @@ TRIM_EVERY: Final = 256
 TRIM_ROWS: Final = 2 * TRIM_EVERY
 """How many rows of the change log one commit removes at most, or those of one version."""
 
+TRIM_FIRST_ROWS: Final = 8
+"""How many it considers at first. Groups are large where commits are many, so that few rows are older each time."""
+
 TRIM_SPARED_SECONDS: Final = 120.0
 """On PostgreSQL, changes younger than this stay, however many: a commit whose reply was lost is looked up there."""
 

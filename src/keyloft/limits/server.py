@@ -8,6 +8,9 @@ HEALTH_SECONDS: Final = 2.0
 MEMBERS_SECONDS: Final = 1.0
 """How long a starting service gathers the answers of other services; if there are none, NATS says so at once."""
 
+STORE_ID_SECONDS: Final = 0.5
+"""How long a service that says which store it serves waits for the database: it must answer within MEMBERS_SECONDS."""
+
 NEW_FILE_CHECK_SECONDS: Final = 5.0
 """How long `keyloft serve` asks NATS whether it may serve there, before it makes a new database file."""
 

@@ -59,6 +59,9 @@ LONGEST_INT_DIGITS: Final = 64 * 1024
 UPDATE_ATTEMPTS: Final = 100
 """How often an update is tried while others change the same entry."""
 
+UPDATE_OWN_WRITES: Final = 3
+"""After how many calls of a function that writes the entry itself an update is given up."""
+
 TYPES_REMEMBERED: Final = 256
 """For how many types the tuple store keeps what reads and writes their values."""
 

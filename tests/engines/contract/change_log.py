@@ -121,6 +121,32 @@ class ChangeLogContract:
         with pytest.raises(HistoryGone):
             await taken(gone, woken, 1)
 
+    async def test_an_entry_that_one_batch_puts_and_touches_is_logged_as_put(self, engine: Engine) -> None:
+        woken = asyncio.Event()
+        log = engine.follow(Scan(A, START, END, 1), woken=woken.set)
+        both = await write(engine, put(b"k"), Touch(A, b"k", 60_000))
+        await asyncio.gather(write(engine, put(b"k")), write(engine, Touch(A, b"k", 50_000)))
+        await write(engine, put(b"last"))
+        changes = await taken(log, woken, 3)
+        assert [(change.key, change.kind) for change in changes] == [
+            (b"k", ChangeKind.PUT),
+            (b"k", ChangeKind.PUT),
+            (b"last", ChangeKind.PUT),
+        ]
+        assert changes[0].version == both.version
+
+    async def test_who_follows_the_log_from_a_version_gets_an_entry_that_a_long_batch_puts_and_touches(
+        self, engine: Engine
+    ) -> None:
+        """A long batch may be logged in parts, each with its own change of the entry."""
+        [before] = await engine.read(Latest())
+        others = [put(b"other %d" % number) for number in range(limits.LONG_BATCH_OPERATIONS)]
+        await write(engine, put(b"k"), *others, Touch(A, b"k", 60_000))
+        woken = asyncio.Event()
+        log = engine.follow(Scan(A, START, END, 1), woken=woken.set, since=before)
+        changes = await taken(log, woken, 1 + len(others))
+        assert [change.kind for change in changes if change.key == b"k"] == [ChangeKind.PUT]
+
     async def test_many_who_watch_the_same_get_each_change_once(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:

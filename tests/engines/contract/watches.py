@@ -6,7 +6,8 @@ import pytest
 
 from keyloft import ManualClock
 from keyloft.core.engine import Engine
-from keyloft.core.records import Delete, Get, Key, Latest, Scan, Touch
+from keyloft.core.records import Add, ChangeKind, Delete, Get, Key, Latest, Scan, Set, Touch
+from keyloft.core.values import Encoding
 from tests.engines.contract.calls import (
     END,
     IN_LARGE_BATCHES,
@@ -235,6 +236,26 @@ class WatchContract:
         versions = await writing
         for reached, keys in states:
             assert not {key for key, version in versions.items() if version <= reached} - keys
+
+    async def test_a_follower_of_the_log_learns_of_an_entry_that_has_expired_when_it_is_written(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        woken = asyncio.Event()
+        log = engine.follow(Scan(A, START, END, 1), woken=woken.set)
+        await write(engine, put(b"a"), put(b"b"), put(b"c"))
+        await taken(log, woken, 3)
+        past = clock.now() - 5000
+        await write(engine, Touch(A, b"a", expire_at=past))
+        await write(engine, put(b"b", expire_in=0))
+        await write(
+            engine,
+            Touch(A, b"c", 0),
+            Set(A, b"d", b"1", Encoding.JSON, expire_at=past),
+            Add(A, b"e", 1, expire_at=past),
+        )
+        changes = await taken(log, woken, 5)
+        assert [change.key for change in changes] == [b"a", b"b", b"c", b"d", b"e"]
+        assert {change.kind for change in changes} == {ChangeKind.EXPIRED}
 
     async def test_a_watch_that_is_continued_misses_no_expiry_that_was_noticed_late(
         self, engine: Engine, clock: ManualClock

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,9 @@ from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.messages import RangeRequest
 from keyloft.engines.etcd.views import RevisionViews
 
-_BELOW = ["/counter", "/waiting", "/c", "/counter/counter", "/counter/waiting"]
+# Those of 16 digits are named like a generation: the one in use, and an older one.
+_GENERATIONS = ["/0000000000000000", "/0000000000000001"]
+_BELOW = ["/counter", "/waiting", "/c", "/counter/counter", "/counter/waiting", *_GENERATIONS, f"{_GENERATIONS[1]}/app"]
 _ROUNDS = 10
 
 
@@ -60,6 +63,36 @@ async def test_stores_below_the_keys_of_another_one_stay_as_they_are(etcd_url: s
         for url in urls:
             assert await values_of(url) == [url] * 2 * _ROUNDS
             assert (await admin.check(url)).findings == ()
+
+
+async def test_a_restore_leaves_stores_that_are_named_like_a_generation_as_they_are(
+    etcd_url: str, cluster: EtcdCluster, tmp_path: Path
+) -> None:
+    """It removes the generation that it has replaced, and nothing else that is below its name."""
+    below = etcd_url + _GENERATIONS[0]
+    await write(etcd_url)
+    await write(below)
+    backup = str(tmp_path / "backup.db")
+    await admin.backup(etcd_url, backup)
+    replaced = RevisionViews(cluster).keys
+    await admin.restore(backup, etcd_url, replace=True)
+    assert [await keys_of(cluster, *bounds) for bounds in replaced.own_ranges] == [[]] * len(replaced.own_ranges)
+    assert await values_of(below) == [below] * 2 * _ROUNDS
+    assert await values_of(etcd_url) == [etcd_url] * 2 * _ROUNDS
+    assert (await admin.check(below)).findings == ()
+
+
+async def test_compaction_removes_what_an_interrupted_restore_has_left(etcd_url: str, cluster: EtcdCluster) -> None:
+    """And no store that is named like its generation."""
+    below = etcd_url + _GENERATIONS[1]
+    await write(etcd_url)
+    await write(below)
+    keys = layout.KeyLayout(cluster.address.prefix, int(_GENERATIONS[1][1:], 16))
+    left = [start + b"\x00" for start, _ in keys.own_ranges[:-1]] + [keys.under_way]
+    await cluster.ask("Txn", transactions.transaction((), [transactions.put(key, b"") for key in left]))
+    await admin.compact(etcd_url)
+    assert [await keys_of(cluster, key, b"") for key in left] == [[]] * len(left)
+    assert await values_of(below) == [below] * 2 * _ROUNDS
 
 
 async def test_compaction_removes_notes_from_where_they_were_kept_before(etcd_url: str, cluster: EtcdCluster) -> None:

@@ -14,6 +14,7 @@ from keyloft import ClockSetBack, ManualClock, NotACounter, limits
 from keyloft.core.records import (
     Add,
     Batch,
+    ChangeKind,
     Changes,
     Check,
     Committed,
@@ -22,6 +23,7 @@ from keyloft.core.records import (
     Get,
     Latest,
     LogPosition,
+    Mutation,
     Purge,
     Scan,
     Set,
@@ -85,6 +87,51 @@ async def test_an_entry_that_expires_before_the_commit_is_absent(
                 assert (await engine.commit(Batch((Sum(A, b"k", 1),)))).values == (1,)  # type: ignore[union-attr]
             case "purge":
                 assert (await engine.commit(Batch((Purge(A, b"k", first.version),)))).found == (True,)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("then", ["set", "touch", "sum", "long batch"])
+async def test_an_entry_whose_expiry_passes_before_the_commit_is_logged_as_expired(
+    postgres_url: str, clock: ManualClock, then: str
+) -> None:
+    """Who follows the log does not read the entry, and may have read the index of expiries by then."""
+
+    async def expire() -> None:
+        clock.advance(1)
+
+    async with opened(postgres_url, clock) as engine:
+        first = await engine.commit(Batch((put(b"touched"),)))
+        assert isinstance(first, Committed)
+        due = clock.now() + 1000
+        wanted = Set(A, b"k", b"1", Encoding.JSON, expire_at=due)
+        mutations: dict[str, tuple[Mutation, ...]] = {
+            "set": (wanted,),
+            "touch": (Touch(A, b"touched", expire_at=due),),
+            "sum": (Sum(A, b"k", 1, expire_at=due),),
+            "long batch": (*[put(b"%d" % number) for number in range(limits.LONG_BATCH_OPERATIONS)], wanted),
+        }
+        before_commit(engine, expire)
+        await engine.commit(Batch(mutations[then]))
+        [piece] = await engine.read(Changes(LogPosition(first.version)))
+        assert piece.changes[-1].kind is ChangeKind.EXPIRED
+
+
+async def test_an_entry_that_has_not_expired_by_the_clock_of_the_commit_is_logged_as_put(
+    postgres_url: str, clock: ManualClock
+) -> None:
+    """The server's clock may be set back after its time was last known here."""
+
+    async def set_back() -> None:
+        clock.advance(-1)
+
+    async with opened(postgres_url, clock) as engine:
+        first = await engine.commit(Batch((put(b"first"),)))
+        assert isinstance(first, Committed)
+        clock.advance(1)
+        before_commit(engine, set_back)
+        await engine.commit(Batch((Set(A, b"k", b"1", Encoding.JSON, expire_at=clock.now() - 500),)))
+        [piece] = await engine.read(Changes(LogPosition(first.version)))
+        assert [change.kind for change in piece.changes] == [ChangeKind.PUT]
+        assert (await stored(engine, b"k")).value == b"1"
 
 
 async def test_expiries_count_from_the_commit_and_not_from_the_read(postgres_url: str, clock: ManualClock) -> None:

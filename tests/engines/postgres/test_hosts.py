@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -116,6 +117,37 @@ async def test_standbys_of_another_cluster_are_not_read_from() -> None:
     hosts.now(silent("c"))
     await hosts.choice.ask_all()
     assert [host.role for host in hosts.choice.health({}, 0).hosts] == ["primary", "standby", "unreachable"]
+
+
+async def test_a_standby_that_shows_the_id_of_another_store_keeps_no_one_from_the_primary() -> None:
+    """It is behind a restore, which has given the store another id."""
+    hosts = Answers(primary("a", 1, store="restored"), standby("b", 1, store="before"), standby("c", 1))
+    hosts.choice.store = "restored"
+    assert await hosts.chosen() == "a"
+    assert [state.name for state in hosts.choice.standbys] == ["c"]
+    assert [host.role for host in hosts.choice.health({}, 0).hosts] == ["primary", "other store", "standby"]
+    hosts.now(primary("a", 1, store="restored again"))
+    with pytest.raises(CannotOpen, match="a holds the store restored again"):
+        await hosts.chosen()
+
+
+async def test_two_names_of_one_server_are_no_two_primaries(caplog: pytest.LogCaptureFixture) -> None:
+    """As with two proxies before one cluster. The time of its start tells one server from another."""
+    one = datetime(2026, 1, 1, tzinfo=UTC)
+    same = primary("a", 2, started=one, last_commit=1), primary("b", 2, started=one, last_commit=1)
+    hosts = Answers(*same, standby("c", 2))
+    assert await hosts.chosen() == "a"
+    hosts.now(HostState(name="c", is_writable=True, timeline=1, cluster=8))
+    assert await hosts.chosen() == "a"
+    assert [host.role for host in hosts.choice.health({}, 0).hosts] == ["primary", "alias", "other cluster"]
+    async with asyncio.timeout(1):
+        await hosts.choice.wait_for_readers()  # no former primary can be running
+    assert caplog.text == ""
+    hosts.now(primary("b", 2, started=one + timedelta(microseconds=1)))
+    assert await hosts.chosen() == "a"
+    assert "two hosts can be written (a is a primary on timeline 2; b is" in caplog.text
+    assert "Keyloft uses a" in caplog.text
+    assert [host.role for host in hosts.choice.health({}, 0).hosts] == ["primary", "primary", "other cluster"]
 
 
 @pytest.mark.parametrize("other", ["silent", "primary", "refuses", "standby"])

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import pytest
 
+from keyloft import limits
 from keyloft.core.records import Add, Batch, Check, Delete, Set, Space, Touch
 from keyloft.core.urls import DatabaseUrl
 from keyloft.core.values import Encoding
 from keyloft.engines import open_engine
-from keyloft.engines.postgres.log import LOCK_VERSION, READ_VERSION
+from keyloft.engines.postgres.log import LOCK_VERSION, READ_VERSION, TRIM
 from keyloft.engines.postgres.server import PostgresServer
 from keyloft.engines.postgres.tables import CREATE, LAYOUTS, PLUGIN_USAGE, PostgresLayout
 from tools.postgres import fresh_database, query
@@ -294,6 +295,24 @@ def test_the_version_counter_is_one_row(database: AnalyzedDatabase) -> None:
     for statement in (READ_VERSION.replace("$1", "NULL"), LOCK_VERSION):
         [shown] = database.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
         assert looked_at(json.loads(shown[0])[0]["Plan"], "keyloft_version_counter") == 1
+
+
+@pytest.mark.parametrize("may_go", [0, 3, limits.TRIM_ROWS])
+def test_trimming_reads_few_rows_of_the_log_unless_many_may_go(database: AnalyzedDatabase, may_go: int) -> None:
+    now, hour, rows = 10**13, 3_600_000, 2 * limits.TRIM_ROWS
+    database.execute("BEGIN")
+    database.execute(
+        "INSERT INTO keyloft_changes (version, part, base, at, size, changes) SELECT n, 0, n - 1, "
+        f"CASE WHEN n < {2 + may_go} THEN 0 ELSE {now} END, n, '' FROM generate_series(2, {rows}) AS n"
+    )
+    bindings = ", ".join([f"{number}::bigint" for number in (now, 0, hour, 2**40)])
+    database.execute(f"PREPARE trim AS {TRIM}")
+    [shown] = database.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE trim({bindings})")
+    [[kept]] = database.rows("SELECT count(*) FROM keyloft_changes")
+    database.execute("DEALLOCATE trim; ROLLBACK")
+    assert rows - kept == min(may_go, limits.TRIM_ROWS - 1)
+    needed = 2 * limits.TRIM_FIRST_ROWS if may_go < limits.TRIM_FIRST_ROWS else 2 * limits.TRIM_ROWS
+    assert looked_at(json.loads(shown[0])[0]["Plan"], "keyloft_changes") <= needed + 2 * limits.TRIM_FIRST_ROWS
 
 
 async def test_the_function_that_commits_scans_no_table(postgres_url: str) -> None:

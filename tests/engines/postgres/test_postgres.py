@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import keyloft
-from keyloft import DatabaseError, ManualClock, Unreachable
+from keyloft import CannotOpen, DatabaseError, ManualClock, Unreachable
 from keyloft.core import keys
 from keyloft.core.engine import Engine
 from keyloft.core.maintenance import Existing
@@ -99,6 +99,25 @@ async def test_a_load_wakes_the_watches_of_other_processes(postgres_url: str, mo
         await maintenance.aclose()
         [change] = await waiting
         assert change.key == ("a", 2)
+
+
+async def test_watches_end_with_an_error_once_the_database_holds_another_store(emptied_postgres_url: str) -> None:
+    """A restore has replaced it, and the connections were lost."""
+    async with keyloft.open(emptied_postgres_url, sweep_every=None) as kv, asyncio.timeout(20):
+        watches = [kv.watch(prefix=()), kv.watch(("k",))]
+        await kv.set(("k",), 1)
+        for watch in watches:
+            await anext(watch)
+        waiting = [asyncio.ensure_future(anext(watch)) for watch in watches]
+        query(emptied_postgres_url, "UPDATE keyloft_store SET store_id = 'another'")
+        query(
+            emptied_postgres_url,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        for ended in waiting:
+            with pytest.raises(CannotOpen, match="if it was restored or replaced, start this process again"):
+                await ended
 
 
 async def test_connections_ask_the_server_about_no_types(emptied_postgres_url: str) -> None:

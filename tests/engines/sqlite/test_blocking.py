@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -14,13 +15,15 @@ from keyloft.core import schema
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Check, Conflict, Delete, Get, Record, Set, Space
+from keyloft.core.values import JSON
+from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.sqlite.blocking.commits import WaitingBatch
 from keyloft.engines.sqlite.blocking.engine import BlockingSqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
-from keyloft.engines.sqlite.tables import READ_VERSION
+from keyloft.engines.sqlite.tables import LAYOUTS, READ_VERSION
 from keyloft.engines.sqlite.writes import SqliteWriter
-from keyloft.errors import CLOSED
+from keyloft.errors import CLOSED, ClockSetBack
 from tests.engines.contract import EngineContract
 from tests.engines.contract.calls import put
 from tests.support.threads import EngineInThreads
@@ -293,6 +296,73 @@ def test_batches_that_are_tried_one_by_one_don_t_each_wait_for_the_lock_of_anoth
     rival.execute("ROLLBACK")
     rival.close()
     engine.close()
+
+
+def rows_of(engine: BlockingSqliteEngine) -> list[list[tuple[Any, ...]]]:
+    """All that is stored, and the change log."""
+    tables = [LAYOUTS[Space.TUPLES].table, f"{LAYOUTS[Space.TUPLES].table}_large", schema.CHANGES_TABLE]
+    return [engine.connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in tables]
+
+
+def test_a_lone_set_writes_what_a_batch_with_it_writes(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TRIM_EVERY", 7)
+    history = KeptHistory(seconds=0.02)
+    engines = [BlockingSqliteEngine(SqliteFile(str(tmp_path / name)), clock, history) for name in ("a.db", "b.db")]
+    rivals = [opened(tmp_path / name, clock) for name in ("a.db", "b.db")]
+    chances = random.Random(2)
+    for number in range(300):
+        clock.advance(chances.choice([0, 0.001, 0.01]))
+        key = b"\x02%d\x00" % chances.randrange(6)
+        data = b"%d" % number if chances.random() < 0.8 else b"1" * chances.choice([500, 520, 9000])
+        expiry = chances.choice([None, None, 3])
+        match chances.randrange(4):
+            case 0:  # another connection moves the version, and leaves expired and large entries behind
+                for rival in rivals:
+                    rival.commit_now(Batch((Set(Space.TUPLES, key, data, JSON, expiry),)))
+            case _:
+                version = engines[0].set_now(key, data, JSON)
+                assert version == engines[1].commit_now(Batch((Set(Space.TUPLES, key, data, JSON),))).version
+        assert rows_of(engines[0]) == rows_of(engines[1])
+    for engine in (*engines, *rivals):
+        engine.close()
+
+
+def test_a_lone_set_that_fails_leaves_nothing_behind(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BUSY_SECONDS", 0.05)
+    path = tmp_path / "app.db"
+    engine = opened(path, clock)
+    first = engine.set_now(b"k", b"1", JSON)
+    rival = apsw.Connection(str(path))
+    rival.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Busy, match=str(path)):
+        engine.set_now(b"k", b"2", JSON)
+    rival.execute("ROLLBACK")
+    rival.close()
+    assert value(engine) == b"1"
+    assert engine.set_now(b"k", b"2", JSON) == first + 1
+    (tmp_path / "app.db").rename(tmp_path / "other.db")
+    with pytest.raises(DatabaseError, match="was moved, removed or replaced while it was open; nothing was written"):
+        engine.set_now(b"k", b"3", JSON)
+    (tmp_path / "other.db").rename(path)
+    assert engine.set_now(b"k", b"4", JSON) == first + 2
+    ahead = opened(path, ManualClock(clock.now() + 86_400_000))
+    ahead.set_now(b"other", b"1", JSON)
+    ahead.close()
+    with pytest.raises(ClockSetBack):
+        engine.set_now(b"k", b"5", JSON)
+    assert value(engine) == b"4"
+    engine.close()
+    with pytest.raises(Closed):
+        engine.set_now(b"k", b"5", JSON)
+    only_read = BlockingSqliteEngine(SqliteFile(str(path), read_only=True), clock)
+    with pytest.raises(DatabaseError, match="mode=ro, which allows no writes"):
+        only_read.set_now(b"k", b"5", JSON)
+    assert value(only_read) == b"4"
+    only_read.close()
 
 
 def groups_logged(engine: BlockingSqliteEngine) -> int:

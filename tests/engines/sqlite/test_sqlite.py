@@ -14,14 +14,14 @@ import keyloft
 from keyloft import Busy, DatabaseError, ManualClock
 from keyloft.clock import SystemClock
 from keyloft.core.engine import Engine
-from keyloft.core.records import Batch, Delete, Get, Scan, Set, Space
+from keyloft.core.records import Batch, ChangeKind, Delete, Get, Scan, Set, Space, Touch
 from keyloft.core.values import Encoding
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.writes import SqliteWriter
 from tests.engines.contract import EngineContract
-from tests.engines.contract.calls import next_of, put, values_of, write
+from tests.engines.contract.calls import END, START, A, next_of, put, taken, values_of, write
 
 
 class TestSqliteFile(EngineContract):
@@ -348,6 +348,48 @@ async def test_changes_by_another_process_between_watch_and_its_first_step_are_r
     await here.aclose()
 
 
+async def test_an_entry_that_expires_while_another_process_commits_it_is_reported_as_expired(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    """A process may be stopped between the time of its commit and COMMIT, while others notice later expiries."""
+    file, stopped = SqliteFile(str(tmp_path / "app.db")), ManualClock(clock.now())
+    engine, other = await SqliteEngine.open(file, clock), await SqliteEngine.open(file, stopped)
+    woken = asyncio.Event()
+    log = engine.follow(Scan(A, START, END, 1), woken=woken.set)
+    await write(engine, put(b"first", expire_in=5000), put(b"touched"))
+    await taken(log, woken, 2)
+    clock.advance(10)
+    assert [(change.key, change.kind) for change in await taken(log, woken, 1)] == [(b"first", ChangeKind.EXPIRED)]
+    await write(other, put(b"put", expire_in=1000), Touch(A, b"touched", 1000))
+    expired = {change.key for change in await taken(log, woken, 3) if change.kind is ChangeKind.EXPIRED}
+    assert expired == {b"put", b"touched"}
+    await other.aclose()
+    await engine.aclose()
+
+
+async def test_an_entry_that_expired_within_its_commit_is_reported_by_a_follower_that_catches_up(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    file, stopped = SqliteFile(str(tmp_path / "app.db")), ManualClock(clock.now())
+    engine, other = await SqliteEngine.open(file, clock), await SqliteEngine.open(file, stopped)
+    since = (await write(engine, put(b"touched"))).version
+    clock.advance(10)
+    watch = engine.watch(Scan(A, START, END, 1))
+    log = engine.follow(Scan(A, START, END, 1), woken=lambda: None, since=since)
+    assert not await log.take()  # reads the log
+    assert not await log.take()  # reads the expiries up to now
+    await write(other, put(b"put", expire_in=1000), Touch(A, b"touched", 1000))
+    await next_of(watch)  # the commit was noticed
+    changes = [(change.key, change.kind) for change in await log.take()]
+    assert changes == [
+        (b"put", ChangeKind.PUT),
+        (b"put", ChangeKind.EXPIRED),
+        (b"touched", ChangeKind.EXPIRED),
+    ]
+    await other.aclose()
+    await engine.aclose()
+
+
 async def test_a_commit_of_another_process_between_retried_batches_is_noticed(
     clock: ManualClock, tmp_path: Path
 ) -> None:
@@ -406,6 +448,36 @@ async def test_an_expired_entry_does_not_come_back_if_the_clock_is_set_back(cloc
     engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), clock)
     assert await engine.read(Get(Space.TUPLES, b"k")) == [None], "a new engine knows the last commit"
     await engine.aclose()
+
+
+class SlowOpeningVFS(apsw.VFS):
+    """Files open only while `may_open` is set."""
+
+    def __init__(self) -> None:
+        self.may_open, self.is_opening = threading.Event(), threading.Event()
+        self.may_open.set()
+        super().__init__("slow-opening", "")
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
+        self.is_opening.set()
+        assert self.may_open.wait(60)
+        return apsw.VFSFile("", name, flags)
+
+
+async def test_what_expires_while_a_long_read_waits_is_not_read(clock: ManualClock, tmp_path: Path) -> None:
+    vfs = SlowOpeningVFS()
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db"), vfs="slow-opening"), clock)
+    await write(engine, put(b"k", expire_in=1000), put(b"l"))
+    vfs.may_open.clear()
+    vfs.is_opening.clear()
+    reading = asyncio.create_task(engine.read(Scan(A, START, END, 100_000)))
+    await asyncio.to_thread(vfs.is_opening.wait, 60)
+    clock.advance(1)
+    vfs.may_open.set()
+    [page] = await reading
+    assert [record.key for record in page] == [b"l"]
+    await engine.aclose()
+    vfs.unregister()
 
 
 async def test_the_write_ahead_log_shrinks_again_after_a_long_reader_has_left(

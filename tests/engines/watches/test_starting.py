@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from keyloft import ManualClock
+from keyloft import DatabaseError, ManualClock
 from keyloft.core.records import Ask, Batch, Change, Scan, Space
 from keyloft.engines.memory import MemoryEngine
+from keyloft.engines.watches.feed import ChangeFeed, Start
 from keyloft.engines.watches.starting import WatchStarter
 from tests.support.postgres_commits import opened, put
 
@@ -57,4 +58,23 @@ async def test_watches_survive_an_unexpected_failure_of_the_feed(
             await asyncio.sleep(0)
     async with asyncio.timeout(30):
         assert [change.record for change in await anext(watch)] == [None]
+    await engine.aclose()
+
+
+async def test_the_end_of_a_watch_that_no_one_reads_is_logged_once(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What ends watches, such as a file that was replaced, is found again and again."""
+    engine = MemoryEngine(clock)
+    feed, everything = ChangeFeed(engine, clock), (Scan(Space.TUPLES, b"\x00", b"\xff", 1),)
+    watches = [feed.watch(everything, None, Start(0, clock.now()))]
+    for _ in range(3):
+        feed.fail(DatabaseError("it was replaced"))
+    watches.append(feed.watch(everything, None, Start(0, clock.now())))
+    feed.fail(DatabaseError("it was replaced"))
+    for watch in watches:
+        with pytest.raises(DatabaseError, match="it was replaced"):
+            await anext(watch)
+    assert caplog.text.count("watches end: it was replaced") == len(watches)
+    feed.close()
     await engine.aclose()

@@ -11,6 +11,7 @@ import asyncpg  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
 import keyloft
+from keyloft.cli.doctor.database import examine
 from tests.support.postgres import PASSWORD, MortalServer
 from tests.support.postgres_proxy import ENDLESS_SECONDS, proxy, silent_port
 from tools.postgres import query
@@ -245,6 +246,19 @@ async def test_first_of_several_hosts_is_dead(postgres_url: str) -> None:
             assert (await kv.get(("k",))).value == 1
             assert await kv.count(()) == 1
         assert time.monotonic() - began < ENDLESS_SECONDS
+
+
+async def test_two_proxies_before_one_server_are_no_two_primaries(
+    postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with proxy(postgres_url) as (_, one), proxy(postgres_url) as (_, other):
+        host, second = [url.partition("@")[2].partition("/")[0] for url in (one, other)]
+        both = one.replace(f"@{host}", f"@{host},{second}")
+        async with keyloft.open(both) as kv:
+            await kv.set(("k",), 1)
+        [found] = [finding for finding in await examine(both) if finding.code == "servers"]
+    assert "two hosts can be written" not in found.what + caplog.text
+    assert f"alias {second}" in found.what
 
 
 async def test_all_of_several_hosts_are_dead() -> None:

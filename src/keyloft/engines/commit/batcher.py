@@ -87,6 +87,8 @@ class Batcher:
         self._closed = False
         self.group_operations = self.group_bytes = 0
         """How many checks and mutations the current group has, and how many bytes of values."""
+        self.groups = 0
+        """How many groups were started."""
 
     @property
     def idle(self) -> bool:
@@ -241,6 +243,7 @@ class Batcher:
         self.group_operations, self.group_bytes = operations, size
         if group:
             self._idle.clear()  # a signal's handler may have raised before `_queue` did it
+            self.groups += 1
             self._start(group)
         else:
             self._idle.set()

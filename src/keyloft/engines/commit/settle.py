@@ -85,7 +85,11 @@ class Settled(Struct, frozen=True):
     appended: dict[Address, tuple[bytes, bytes]]
     """For each key that an Append made, what stands before and after the version."""
     next_expiry: int | None = None
-    """The earliest expiry that the group gives to an entry, perhaps only for a part of the group."""
+    """The earliest expiry that the group gives to an entry, also if a later batch of the group changes it again."""
+    valid_from: int = 0
+    valid_until: int = LAST_MOMENT + 1
+    """If the time of the commit was not known: from when on, and before when, a commit's time does not change what was
+    decided. At other times, an entry has expired that had not, or the other way round."""
 
 
 def deciding(group: Iterable[Batch]) -> dict[Address, bool]:
@@ -140,8 +144,9 @@ def settle(
                     expires_at = None if forever else state.expiry(only)
                     version += 1
                     record = Record(only.key, only.value, only.encoding, version, expires_at, now, now)
-                    pending[address] = record, PutRow(record, False), _PUT
-                    changes.append(LoggedChange(version, only.space, only.key, _PUT, now))
+                    kind = _PUT if forever else state.logged_as(_PUT, expires_at)
+                    pending[address] = record, PutRow(record, False), kind
+                    changes.append(LoggedChange(version, only.space, only.key, kind, now))
                     verdicts.append(Committed(version, (), now))
                     continue
             if batch.checks and (failed := [failure for check in batch.checks if (failure := state.failure(check))]):
@@ -154,7 +159,9 @@ def settle(
         version += 1
         verdicts.append(Committed(version, found, now, values))
     writes = {address: write for address, (_, write, _) in pending.items()}
-    return Settled(verdicts, writes, version, changes, state.appended, state.next_expiry)
+    return Settled(
+        verdicts, writes, version, changes, state.appended, state.next_expiry, state.valid_from, state.valid_until
+    )
 
 
 def unread(settled: Settled) -> set[Address]:
@@ -195,6 +202,7 @@ class _State:
         self.pending: dict[Address, _Pending] = {}
         self.appended: dict[Address, tuple[bytes, bytes]] = {}
         self.next_expiry: int | None = None
+        self.valid_from, self.valid_until = 0, LAST_MOMENT + 1
 
     def failure(self, check: Check) -> FailedCheck | None:
         address = (check.space, check.key)
@@ -227,6 +235,8 @@ class _State:
             address = (mutation.space, mutation.key)
             before = draft.get(address) or self.pending.get(address)
             if (done := self._done(mutation, before, version, found, values)) is not None:
+                if done[2] is _TOUCH and address in draft:
+                    done = (done[0], done[1], draft[address][2])  # the batch has put the entry, which says more
                 draft[address] = done
         self.pending.update(draft)
         self.appended.update(appended)
@@ -284,25 +294,35 @@ class _State:
         if type(moment) is not int or not 0 <= moment <= LAST_MOMENT:
             field = "expire_at" if expire_in is None else "expire_in"
             raise InvalidArgument(f"{field}: expected whole milliseconds, up to a moment from 1970 to 9999")
-        if self._relative_from is not None and expire_in is not None and expire_in > 0:
-            # An entry that expires at once has expired for the next batch of the group, too.
-            moment = self._relative_from + expire_in
+        if self._relative_from is not None:
+            if expire_in is not None and expire_in > 0:
+                # An entry that expires at once has expired for the next batch of the group, too.
+                moment = self._relative_from + expire_in
+            elif moment <= self._now:
+                self.valid_from = max(self.valid_from, moment)
+            else:
+                self.valid_until = min(self.valid_until, moment)
         if self.next_expiry is None or moment < self.next_expiry:
             self.next_expiry = moment
         return moment
+
+    def logged_as(self, kind: ChangeKind, expires_at: int | None) -> ChangeKind:
+        """What the log says of a put or a touch: `expired`, if its expiry has passed, so that no reader finds it."""
+        return kind if expires_at is None or expires_at > self._now else _EXPIRED
 
     def _set(self, mutation: Set, record: Record | None, write: Write | None, version: int) -> _Pending:
         expires_at = record.expires_at if record is not None and mutation.keep_expiry else self.expiry(mutation)
         created_at = self._now if record is None else record.created_at
         new = Record(mutation.key, mutation.value, mutation.encoding, version, expires_at, created_at, self._now)
-        return new, PutRow(new, write is not None and makes_new_entry(write, record)), _PUT
+        put = PutRow(new, write is not None and makes_new_entry(write, record))
+        return new, put, self.logged_as(_PUT, expires_at)
 
     def _touch(self, mutation: Touch, record: Record, write: Write | None) -> _Pending:
         expires_at = self.expiry(mutation)
-        new = replace(record, expires_at=expires_at)
+        new, kind = replace(record, expires_at=expires_at), self.logged_as(_TOUCH, expires_at)
         if type(write) is PutRow:
-            return new, PutRow(new, write.is_new_entry), _TOUCH
-        return new, SetExpiry(expires_at), _TOUCH
+            return new, PutRow(new, write.is_new_entry), kind
+        return new, SetExpiry(expires_at), kind
 
     def _count(
         self, mutation: CounterOperation, record: Record | None, write: Write | None, version: int
@@ -328,7 +348,8 @@ class _State:
             number %= limits.U64_MAX + 1
             value = pack_counter(number)
         new = Record(mutation.key, value, encoding, version, expires_at, created_at, self._now)
-        return number, (new, PutRow(new, write is not None and makes_new_entry(write, record)), _PUT)
+        put = PutRow(new, write is not None and makes_new_entry(write, record))
+        return number, (new, put, self.logged_as(_PUT, expires_at))
 
 
 def _integer(record: Record) -> int:

@@ -11,7 +11,6 @@ Several processes write in the order of `writer_queue`; `followed_commits` repor
 
 import os
 
-from keyloft.core.extras import not_installed
 from keyloft.errors import CannotOpen
 
 # gRPC's own support of forks starts threads in the child, which abort it before its exec: of 300 programs that were
@@ -22,4 +21,4 @@ try:
     import google.protobuf  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
     import grpc  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
 except ModuleNotFoundError as error:
-    raise CannotOpen(not_installed(str(error.name).partition(".")[0], "etcd")) from error
+    raise CannotOpen('etcd needs grpcio and protobuf: run pip install ".[etcd]" in a clone of Keyloft') from error

@@ -11,8 +11,9 @@
 Entries, their index, the log and chunks lie below the number of a generation. A restore fills another generation, and
 the counter then names that one: so readers see all of it or nothing.
 
-The prefix of another store may be PREFIX/NAME, and the name may be counter or waiting. No prefix contains NUL: so what
-begins with PREFIX/counter NUL or PREFIX/waiting NUL belongs to this store alone.
+The prefix of another store may be PREFIX/NAME, and the name may be counter or waiting, or look like a generation. No
+prefix contains NUL: so what begins with PREFIX/counter NUL or PREFIX/waiting NUL belongs to this store alone. Of what
+is below PREFIX/GENERATION, only the keys above belong to it.
 """
 
 import re
@@ -128,9 +129,20 @@ class KeyLayout:
         self._written = self.counter + b"\x00"
 
     @property
-    def whole_range(self) -> tuple[bytes, bytes]:
-        """All keys of this generation."""
-        return self.base, after_prefix(self.base)
+    def own_ranges(self) -> list[tuple[bytes, bytes]]:
+        """All keys of this generation. What else is below its name is another store, which is named like it."""
+        prefixes = [*self._data.values(), *self._index.values(), self._log, self._chunks]
+        notes, _ = self.former_written_ranges
+        return [
+            *[(prefix, after_prefix(prefix)) for prefix in prefixes],
+            notes,
+            (self.under_way, self.under_way + b"\x00"),
+        ]
+
+    @property
+    def folder_end(self) -> bytes:
+        """The first key after all that lie below the name of this generation."""
+        return after_prefix(self.base)
 
     @property
     def under_way(self) -> bytes:

@@ -1,6 +1,7 @@
 """The transactions in which operators' commands store rows with their versions and times."""
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,10 +79,12 @@ class GenerationLoad:
 
     @classmethod
     async def begin(cls, view: RevisionView) -> "GenerationLoad":
+        """Take the number of a generation that no other restore uses."""
+        owner = secrets.token_bytes(16)
         generation = max(view.counter.generation + 1, view.now)
-        load = cls(view, KeyLayout(view.cluster.address.prefix, generation))
-        await load._send([transactions.put(load.keys.under_way, b"")])
-        return load
+        while not await _take(view, keys := KeyLayout(view.cluster.address.prefix, generation), owner):
+            generation += 1
+        return cls(view, keys)
 
     def __init__(self, view: RevisionView, keys: KeyLayout) -> None:
         self._cluster = view.cluster
@@ -113,7 +116,8 @@ class GenerationLoad:
         self.log_size, self._at = rows[-1].size, rows[-1].at
 
     async def clear_log(self) -> None:
-        """Does nothing, because a new generation has no log."""
+        """Remove the log of this generation: a new one has none, unless its first version was too low."""
+        await self._send([transactions.delete(*self.keys.log_range)])
 
     async def name_store(self, store_id: str) -> None:
         self._store_id = store_id
@@ -160,3 +164,19 @@ class GenerationLoad:
 
     async def _send(self, operations: list[Any]) -> None:
         await self._cluster.ask("Txn", transactions.transaction((), operations))
+
+
+async def _take(view: RevisionView, keys: KeyLayout, owner: bytes) -> bool:
+    """Mark a generation as this owner's; returns False if it can't be: another restore fills it, or has filled it."""
+    reads = [transactions.read(keys.under_way), transactions.read(keys.counter)]
+    request = transactions.transaction(
+        [transactions.is_unchanged(keys.under_way, 0)], [transactions.put(keys.under_way, owner), *reads], reads
+    )
+    [*_, marked, counter] = transactions.replies(await view.cluster.ask("Txn", request))
+    if marked.kvs[0].value != owner:  # by its value, because a request whose reply was lost is repeated
+        return False
+    if layout.unpack_state(view.cluster.name, counter.kvs[0].value).generation != keys.generation:
+        return True
+    # Another restore has filled it meanwhile, and removed its own mark.
+    await view.cluster.ask("Txn", transactions.transaction((), [transactions.delete(keys.under_way)]))
+    return False

@@ -104,7 +104,9 @@ class EtcdMaintenance:
                 if await transaction.commit(version, view):
                     break
                 view = await self._view()
-                version = version if version > view.counter.version else version_after_jump(view.counter.version)
+                if version <= view.counter.version:  # another restore was faster
+                    version = version_after_jump(view.counter.version)
+                    await loading.restart_history(transaction, version)
         except BaseException:
             await self._remove(transaction.keys, transactions.exists(transaction.keys.under_way))
             raise
@@ -198,8 +200,8 @@ class EtcdMaintenance:
 
     async def _remove(self, keys: KeyLayout, *conditions: Any) -> None:
         """Remove all keys of a generation, if these comparisons hold."""
-        removal = transactions.delete(*keys.whole_range)
-        await self._cluster.ask("Txn", transactions.transaction(conditions, [removal]))
+        removals = [transactions.delete(*found) for found in keys.own_ranges]
+        await self._cluster.ask("Txn", transactions.transaction(conditions, removals))
 
     async def _remove_old_generations(self, view: RevisionView) -> None:
         """Remove the rows of an interrupted restore, unless another process commits meanwhile."""
@@ -216,7 +218,7 @@ class EtcdMaintenance:
             keys = KeyLayout(prefix, generation)
             if generation != view.keys.generation and generation < latest:
                 await self._remove(keys, is_current)
-            start = keys.whole_range[1]
+            start = keys.folder_end
 
 
 def _weight(row: tuple[Space, Record]) -> int:

@@ -247,6 +247,7 @@ class ByFunction:
         numbers = (
             self._clock.now() + round(1000 * limits.POSTGRES_TRY_SECONDS),
             draft.read_at,
+            *draft.valid,
             round(1000 * server.lock_seconds),
             round(1000 * server.holding_seconds(attempt.operations)),
             draft.versions,

@@ -52,6 +52,11 @@ class Draft(Struct, frozen=True):
         """How many versions the group takes."""
         return self.settled.version - DRAFTED
 
+    @property
+    def valid(self) -> tuple[int, int]:
+        """From when on, and before when, the group can be committed as it was settled."""
+        return self.settled.valid_from, self.settled.valid_until
+
     def parts(self) -> list[bytes]:
         """The changes of the group, as the change log is to hold them."""
         return change_log.pack(self.settled.changes, DRAFTED, self.settled.appended)

@@ -89,7 +89,8 @@ class PostgresEngine(ServerEngine[PostgresWriter]):
         self.reads = PostgresReads(server, shows_version=max_lag is not None)
         self._standbys = None if max_lag is None else StandbyReads(server, self.reads, max_lag, opened_on)
         # Not this engine, whose reads wait for new watches to start: the watches read, too.
-        self._feed = ChangeFeed(self.reads, server.clock or server_clock)
+        reader = self.reads if self._standbys is None else self._standbys.of_primary
+        self._feed = ChangeFeed(reader, server.clock or server_clock)
         self._listener = CommitListener(server, self._feed, self._batcher, server_clock.set)
         self._starter = WatchStarter(self._feed, self._counter, self._listener.start, server.patience)
         self.writer = PostgresWriter(server, slot, server_clock, history, lambda: self._feed.has_watches)

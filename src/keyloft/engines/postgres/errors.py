@@ -134,7 +134,7 @@ def explain_connecting(error: BaseException, address: PostgresAddress) -> Databa
     if isinstance(error, ConnectionError) and "rejected SSL" in message:
         return CannotOpen(f"{name} has no TLS: set it up there, or leave sslmode out")
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
-        return Unreachable(f"{name} can't be reached: {message}: does it run, and are host and port right?")
+        return Unreachable(f"{name} can't be reached: {message}: check that it runs, and the host and port")
     return explain(error, address)
 
 

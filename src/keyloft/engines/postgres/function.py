@@ -37,7 +37,7 @@ from keyloft.engines.postgres.tables import LAYOUTS, PostgresLayout
 LOCKED: Final = -1
 """Another client has locked a row."""
 CHANGED: Final = -2
-"""A row is not as it was read, or has expired since."""
+"""A row is not as it was read, or has expired since, or one that the group writes has."""
 REFUSED: Final = -3
 """This id was abandoned, or the time up to which it could be committed has passed."""
 CLOCK_SET_BACK: Final = -4
@@ -65,6 +65,8 @@ _COMMON: Final = {
 NUMBERS: Final = (
     "not_after",  # by the server's clock: after it, the log may no longer hold the abandoned id
     "read_at",  # the time by which the group was settled
+    "valid_from",  # before it, an entry that the group writes has not expired, although it was settled as expired
+    "valid_until",  # from it on, one has expired
     "counter_timeout",  # how many milliseconds it waits for the version counter
     "most_milliseconds",  # how long it may hold the version counter
     "versions",  # how many the group takes
@@ -297,6 +299,10 @@ BEGIN
     now_at := greatest(clock, last_at);
     IF now_at - clock > {round(1000 * limits.CLOCK_AHEAD_SECONDS)} THEN
         RETURN ARRAY[{CLOCK_SET_BACK}, now_at - clock];
+    END IF;
+    IF now_at < valid_from OR now_at >= valid_until THEN
+        setting := set_config('synchronous_commit', 'off', true);  -- nothing is written: don't wait for the disk
+        RETURN ARRAY[{CHANGED}, now_at];
     END IF;
 {for_each_space(_compare, "read")}
     IF NOT may_wait THEN

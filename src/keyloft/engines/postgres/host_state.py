@@ -1,6 +1,7 @@
 """The state of a host, as it answers: primary or standby, its timeline, its store, and its position in the log."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
@@ -29,6 +30,8 @@ _RECEIVER: Final = (
 _STREAMS: Final = (
     "(SELECT array_agg(sync_state || ' ' || application_name) FROM pg_stat_replication WHERE state = 'streaming')"
 )
+# Distinguishes the servers of a cluster, whatever the names and proxies by which they are reached.
+_STARTED: Final = "pg_postmaster_start_time()"
 
 
 def _state(standby_timeline: str, *replication: str) -> str:
@@ -37,13 +40,14 @@ def _state(standby_timeline: str, *replication: str) -> str:
     return f"{_ROLE}, {timeline}, (pg_control_system()).system_identifier, {_WAITS_FOR}, {shown}"
 
 
-_NO_REPLICATION: Final = "NULL, NULL::text[]"
+_NO_REPLICATION: Final = "NULL, NULL::text[], NULL::timestamptz"
 STATE: Final = _state("NULL")
 """SQL: whether the server is a standby, whether it is set to read-only, the timeline of a primary, the id of its
-cluster, which standbys its commits wait for, and two NULLs."""
-STATE_OF_SEVERAL: Final = _state(_STANDBY_TIMELINE, _RECEIVER, _STREAMS)
-"""STATE, and also the timeline of a standby, the name under which it receives, and the names of the standbys to which
-the server sends, each after its sync_state. Planning it takes milliseconds in a fresh session."""
+cluster, which standbys its commits wait for, and three NULLs."""
+STATE_OF_SEVERAL: Final = _state(_STANDBY_TIMELINE, _RECEIVER, _STREAMS, _STARTED)
+"""STATE, and also the timeline of a standby, the name under which it receives, the names of the standbys to which
+the server sends, each after its sync_state, and when the server was started. Planning it takes milliseconds in a fresh
+session."""
 STATE_WITHOUT_TIMELINE: Final = f"{_ROLE}, NULL::bigint, NULL::bigint, {_WAITS_FOR}, {_NO_REPLICATION}"
 """STATE for a server that does not report its timeline, such as some hosted ones."""
 OF_STORE: Final = (
@@ -79,6 +83,8 @@ class HostState(Struct, frozen=True, kw_only=True):
     """The name under which a standby receives, and by which its primary knows it; None if that is not known."""
     streams: Sequence[str] = ()
     """The standbys to which a primary sends: names, each after its sync_state."""
+    started: datetime | None = None
+    """When the server was started; None if that is not known."""
     last_commit: int = 0
     """The timeline of the last commit that the host shows; 0 if that is not known."""
     version: int | None = None
@@ -111,6 +117,10 @@ class HostState(Struct, frozen=True, kw_only=True):
     def is_unused(self) -> bool:
         """Whether a primary shows no commit of its timeline yet."""
         return self.timeline > 0 and self.last_commit not in (0, self.timeline)
+
+    def is_same_server(self, other: "HostState") -> bool:
+        """Whether two names, or two proxies, lead to one server."""
+        return self.started is not None and (self.cluster, self.started) == (other.cluster, other.started)
 
     def supersedes(self, other: "HostState") -> bool:
         """Whether this host follows a later timeline than another one.

@@ -131,7 +131,8 @@ class HostChoice:
         if self._has_other_store(state):
             raise CannotOpen(
                 f"{state.name} holds the store {state.store}, and the one that was opened is {self.store}: if it was "
-                "restored or replaced, open it again; otherwise correct the hosts in the URL"
+                "restored or replaced, start this process again, or close the store and open it again; otherwise "
+                "correct the hosts in the URL"
             )
 
     def _has_other_store(self, state: HostState) -> bool:
@@ -183,7 +184,8 @@ class HostChoice:
 
     def _hold_commits(self, primary: HostState) -> None:
         """Note from when on this process may commit, if this timeline has no commits yet."""
-        others = [state for state in self.states if state.name != primary.name and self._belongs(state)]
+        others = [state for state in self.states if self._belongs(state) and not state.is_same_server(primary)]
+        others = [state for state in others if state.name != primary.name]
         if primary.is_unused and self._held[0] != primary.timeline and any([state.may_serve for state in others]):
             self._held = primary.timeline, asyncio.get_running_loop().time() + limits.POSTGRES_LEASE_SECONDS
 
@@ -206,7 +208,7 @@ class HostChoice:
                 [
                     HostHealth(
                         name=state.name,
-                        role=state.role if self._belongs(state) else "other cluster",
+                        role=self._role_of(state),
                         timeline=self._shown_timeline(state) or None,
                         sync_state=None if primary is None else primary.sync_state_of(state),
                         lag=lags.get(state.name),
@@ -218,6 +220,13 @@ class HostChoice:
             failovers=self.failovers,
             unknown_commits=unknown,
         )
+
+    def _role_of(self, state: HostState) -> str:
+        if self._belongs(state):
+            primary = self.primary
+            is_alias = primary is not None and primary.name != state.name and primary.is_same_server(state)
+            return "alias" if is_alias else state.role
+        return "other store" if self._is_known_cluster(state) else "other cluster"
 
     def _shown_timeline(self, state: HostState) -> int:
         """The timeline of a host; for a standby that reports it late, the timeline of the last commit that it shows."""
@@ -278,6 +287,9 @@ class HostChoice:
         except DatabaseError:
             self.primary = None
         self.lags = self._lag_meter.measure(self.primary, self.standbys)
+        for state in self.standbys:
+            if self.primary is not None and self._shown_timeline(state) < self.primary.timeline:
+                self.lags[state.name] = math.inf  # it follows a former primary, as far as is known
         self._warn()
         self._drop_superseded()
         self._asked_at = began
@@ -304,13 +316,14 @@ class HostChoice:
             )
         if self._cluster is not None:
             answered = [state for state in answered if self._is_known_cluster(state)]
-        for state in answered:
-            self._check_store(state)
         current = [state for state in answered if state.is_writable and state.timeline >= self.timeline]
         best = [state for state in current if not any([other.supersedes(state) for other in answered])]
         if not best:
             raise self._no_primary()
-        return next((state for state in best if self.current and state.name == self.current.name), best[0])
+        chosen = next((state for state in best if self.current and state.name == self.current.name), best[0])
+        # Of the chosen host alone: a standby that is behind a restore still shows the id from before it.
+        self._check_store(chosen)
+        return chosen
 
     def _no_primary(self) -> DatabaseError:
         errors = [state.error for state in self.states if state.error is not None]
@@ -322,14 +335,19 @@ class HostChoice:
 
     def _warn(self) -> None:
         """Log a warning if two hosts can be written: what one of them acknowledges may be lost."""
-        writable = [state for state in self.states if state.is_writable]
+        known = [state for state in self.states if self._cluster in (None, state.cluster)]
+        writable: list[HostState] = []
+        for state in known:
+            if state.is_writable and not any([state.is_same_server(other) for other in writable]):
+                writable.append(state)
         names = tuple([state.described for state in writable]) if len(writable) > 1 else ()
         if names and names != self._warned_of:
             logger.warning(
-                "%s: two hosts can be written (%s); Keyloft uses the one with the highest timeline: stop the other, "
-                "which may still acknowledge writes of others that will be lost",
+                "%s: two hosts can be written (%s); Keyloft uses %s: stop the other, which may still acknowledge "
+                "writes of others that will be lost",
                 self._name,
                 "; ".join(names),
+                "neither" if self.primary is None else self.primary.name,
             )
         self._warned_of = names
 

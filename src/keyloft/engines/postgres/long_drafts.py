@@ -10,6 +10,7 @@ from typing import Any
 
 from keyloft import limits
 from keyloft.core.records import Append, Batch, Committed, LoggedChange, Space
+from keyloft.core.schema import LAST_MOMENT
 from keyloft.engines import change_log
 from keyloft.engines.commit.long_batches import GatheredVerdict, divided
 from keyloft.engines.commit.outcomes import NO_VERSION, Outcome
@@ -26,6 +27,8 @@ class LongDraft:
 
     def __init__(self, read_at: int) -> None:
         self.read_at = read_at
+        self.valid = (0, LAST_MOMENT + 1)
+        """From when on, and before when, the batch can be committed as it was settled."""
         self._gathered = GatheredVerdict(DRAFTED, read_at)
         self._arrays: dict[Space, dict[str, list[_TextArray]]] = {}
         self._parts: list[bytes] = []
@@ -40,6 +43,7 @@ class LongDraft:
         """Add a part that was settled."""
         settled = draft.settled
         self._gathered.add(settled)
+        self.valid = max(self.valid[0], settled.valid_from), min(self.valid[1], settled.valid_until)
         if not draft.versions:
             return
         for space, kinds in draft.arrays().items():

@@ -11,7 +11,7 @@ from keyloft.engines.postgres.errors import Failure
 from keyloft.engines.postgres.log import CHANNEL, NOTIFY, READ_VERSION
 from keyloft.engines.postgres.server import Connection, PostgresServer
 from keyloft.engines.watches.feed import ChangeFeed
-from keyloft.errors import Closed, DatabaseError
+from keyloft.errors import CannotOpen, Closed, DatabaseError
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,10 @@ class CommitListener:
                     await self._poll()
                 except Closed:
                     return
+                except CannotOpen as error:
+                    # Waiting does not cure it: the database holds another store, say, or refuses this user.
+                    self._feed.fail(error)
+                    await asyncio.sleep(limits.WATCH_CHECK_SECONDS)
                 except DatabaseError as error:
                     self._notifications_arrive = False
                     logger.warning("polling for commits of other processes failed, trying again: %s", error)

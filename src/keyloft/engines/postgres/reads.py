@@ -36,6 +36,10 @@ from keyloft.errors import Closed, HistoryGone
 _COUNTING: Final = f"{SNAPSHOT}; SET LOCAL enable_seqscan = on; SET LOCAL enable_bitmapscan = on"
 
 
+_SHOWN_WITH_VERSION: Final = (Get, Scan, Count)
+"""The requests whose statements can select the version counter, too."""
+
+
 class SnapshotAnswers(list[Any]):
     """Answers, with the version counter of the snapshot that they show."""
 
@@ -190,7 +194,7 @@ class PostgresReads:
     """Answers all requests: gets of one space by `points`, any others on a connection of its own for each call."""
 
     def __init__(self, server: PostgresServer, *, shows_version: bool = False) -> None:
-        """With `shows_version`, answers to gets and lists are `SnapshotAnswers`."""
+        """With `shows_version`, answers to gets, lists and counts are `SnapshotAnswers`."""
         self.points = PointReads(server, shows_version=shows_version)
         self._server = server
         self._shows_version = shows_version
@@ -260,7 +264,7 @@ class PostgresReads:
         return _shown(version, answers) if version else answers
 
     async def _answer_at(self, at: Slot | Transaction, asks: Sequence[Ask], now: int | None) -> list[Any]:
-        if not self._shows_version or not all([type(ask) in (Get, Scan) for ask in asks]):
+        if not self._shows_version or not all([type(ask) in _SHOWN_WITH_VERSION for ask in asks]):
             return await self._answers(at, asks, now)
         beside = _BesideCounter(at)
         answers = await self._answers(beside, asks, now)

@@ -287,7 +287,8 @@ class PostgresServer:
             logger.info("%s does not report its timeline: %s", self.name, errors.message_of(error, self.address))
             self._has_timelines = False
             row = await self._fetch_state(connection)
-        is_standby, is_read_only, timeline, cluster, synchronous, receives_as, streams, store, counter = row[3:]
+        is_standby, is_read_only, timeline, cluster, synchronous, *replication, store, counter = row[3:]
+        receives_as, streams, started = replication
         version, last_commit = counter or (None, 0)
         state = HostState(
             name=name_of(host) or self.name,
@@ -298,6 +299,7 @@ class PostgresServer:
             synchronous=synchronous,
             receives_as=receives_as,
             streams=tuple(streams or ()),
+            started=started,
             last_commit=last_commit,
             store=store,
             version=version,

@@ -1,17 +1,19 @@
 """Answers gets and lists from standbys that show what this client has seen, and from the primary otherwise.
 
 Each answer comes with the version counter of its snapshot. An answer counts if it is not older than what this engine
-has read or written before, from whichever host: so its callers read their own writes, and never go back in time.
+has read, written, or reported to a watch before, from whichever host: so its callers read their own writes, and never
+go back in time.
 """
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from keyloft import limits
-from keyloft.core.records import Ask, Get, Scan
+from keyloft.core.records import Ask, Changes, Get, Latest, Scan, Usage
+from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.postgres.host_state import HostState
 from keyloft.engines.postgres.reads import PostgresReads, SnapshotAnswers
 from keyloft.engines.postgres.server import PostgresServer
@@ -20,6 +22,34 @@ from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
 _ANSWERED: Final = (Get, Scan)
 """The requests that standbys answer."""
 _PASSING: Final = (Unreachable, Busy, TimeoutError)
+
+
+class PrimaryReads:
+    """Reads from the primary, and notes which version the answers show: no standby may show less afterwards."""
+
+    def __init__(self, reads: PostgresReads, saw: Callable[[int], None]) -> None:
+        self._reads = reads
+        self._saw = saw
+
+    async def read(self, *asks: Ask) -> list[Any]:
+        answers = await self._reads.read(*asks)
+        self._saw(_version_shown(asks, answers))
+        return answers
+
+
+def _version_shown(asks: Sequence[Ask], answers: list[Any]) -> int:
+    """The version of the state that the answers show, as far as they tell."""
+    if isinstance(answers, SnapshotAnswers):
+        return answers.version
+    versions = [0]
+    for ask, answer in zip(asks, answers, strict=True):
+        if isinstance(ask, Latest):
+            versions.append(answer)
+        elif isinstance(ask, Changes):
+            versions.append(answer.end.version)
+        elif isinstance(ask, Usage):
+            versions.append(answer.version)
+    return max(versions)
 
 
 class StandbyReads:
@@ -31,6 +61,8 @@ class StandbyReads:
         """If there was no primary at the beginning, `opened_on` is the standby that had the highest version then."""
         self._server = server
         self._primary = primary
+        self.of_primary = PrimaryReads(primary, self.saw)
+        """For watches, and for what standbys don't answer."""
         self._max_lag = max_lag
         self._standbys: dict[str, tuple[PostgresServer, PostgresReads]] = {}
         self._failed: dict[str, HostState] = {}
@@ -41,6 +73,9 @@ class StandbyReads:
         self._seen = 0 if opened_on is None else opened_on.version or 0
         self._has_met_primary = opened_on is None
         self._timeline = server.hosts.timeline
+        self._iteration = LoopIteration(at_start=self._choose)
+        self._chosen: HostState | None = None
+        """The standby that gets of this iteration of the event loop ask: they share a statement."""
         self._closed = False
 
     def saw(self, version: int) -> None:
@@ -53,9 +88,36 @@ class StandbyReads:
         Raises:
             DatabaseError: No host has answered in time.
         """
-        if not all([type(ask) in _ANSWERED for ask in asks]):
-            return await self._primary.read(*asks)
-        return await self._first_of(lambda reads: reads.read(*asks), standbys_first=True)
+        asked: HostState | None = None
+        if len(asks) == 1 and type(get := asks[0]) is Get and not get.include_expired:
+            self._iteration.enter()
+            asked = self._chosen
+            if asked is not None and (found := await self._get(asked, get)) is not None:
+                return found
+        elif not all([type(ask) in _ANSWERED for ask in asks]):
+            return await self.of_primary.read(*asks)
+        return await self._first_of(lambda reads: reads.read(*asks), standbys_first=True, asked=asked)
+
+    async def _get(self, host: HostState, get: Get) -> list[Any] | None:
+        """The answer of a standby; None if it does not answer, or its answer does not count.
+
+        It needs no timer: the reads of a standby give up by themselves after POSTGRES_STANDBY_SECONDS.
+        """
+        wanted = self._seen
+        try:
+            answers = await self._reads_of(host).points.read(get.space, (get,))
+        except _PASSING:
+            self._failed[host.name] = host
+            return None
+        if not isinstance(answers, SnapshotAnswers) or answers.version < wanted:
+            return None
+        self.saw(answers.version)
+        self._count(host)
+        return answers
+
+    def _choose(self, now: float) -> None:
+        self._forget_lost_history()
+        self._chosen = next(iter(self._usable()), None)
 
     async def counter(self) -> tuple[int, int]:
         """The version counter and the time, of the primary if there is one."""
@@ -63,8 +125,13 @@ class StandbyReads:
         return version, now
 
     async def _first_of(
-        self, read: Callable[[PostgresReads], Awaitable[list[Any]]], *, standbys_first: bool
+        self,
+        read: Callable[[PostgresReads], Awaitable[list[Any]]],
+        *,
+        standbys_first: bool,
+        asked: HostState | None = None,
     ) -> list[Any]:
+        """The first answer that counts; `asked` has just been asked, and is asked again only after all others."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._server.patience
         failure: DatabaseError | None = None
@@ -72,7 +139,9 @@ class StandbyReads:
         while True:
             self._forget_lost_history()
             wanted = self._seen
-            for host in (*self._usable(), None) if standbys_first else (None, *self._usable()):
+            others = [host for host in self._usable() if host is not asked]
+            asked = None
+            for host in (*others, None) if standbys_first else (None, *others):
                 if host is None and self._server.hosts.primary is None and self._server.hosts.standbys:
                     continue
                 try:

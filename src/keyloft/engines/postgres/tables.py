@@ -42,6 +42,17 @@ def _arrays(types: Iterable[str], first: int) -> list[str]:
     return [f"${at}::{kind}[]" for at, kind in enumerate(types, first)]
 
 
+def _rows_of_arguments(arrays: Sequence[str], names: Sequence[str]) -> str:
+    """SQL: the rows of some arrays, which are arguments of a PL/pgSQL function, by the names of their columns.
+
+    `unnest` of all of them would store every element once more. Each element is looked up instead: an argument is
+    expanded, so that this takes no longer in a long array. Elsewhere it would, for elements without a fixed length.
+    """
+    others = [f"({array})[given.at::int] AS {name}" for array, name in zip(arrays[1:], names[1:], strict=True)]
+    selected = ", ".join([f"given.{names[0]}", *others])
+    return f"(SELECT {selected} FROM unnest({arrays[0]}) WITH ORDINALITY AS given ({names[0]}, at))"
+
+
 def _same(time: str) -> str:
     return time
 
@@ -184,22 +195,23 @@ class PostgresLayout(Layout):
         )
 
     def update_rows(self, base: str, now: str, puts: Sequence[str], *seen: str, condition: str = "true") -> str:
-        """The statement that puts rows over others that are there.
+        """The statement by which a PL/pgSQL function puts rows over others that are there.
 
         Args:
             base: SQL: the version from which the versions of the puts count.
             now: SQL: the time.
-            puts: SQL: arrays of the columns of key and value, the versions and the expiries; then of what `seen` names.
+            puts: Arguments of the function that are arrays: of the columns of key and value, the versions and the
+                expiries; then of what `seen` names.
             seen: Names for what a condition compares.
             condition: SQL: on `old` and `new`.
         """
-        names, at = ", ".join((*self.columns, "version", "due", *seen)), self.moment(now)
+        names, at = (*self.columns, "version", "due", *seen), self.moment(now)
         values = [f"{column} = new.{column}" for column in self.columns if column not in self.key]
         return (
             f"UPDATE {self.table} AS old SET {', '.join(values)}, version = {base} + new.version, "
             f"expires_at = {self._expiry(now)}, updated_at = {at}, "
             f"created_at = CASE WHEN old.expires_at <= {at} THEN {at} ELSE old.created_at END "
-            f"FROM unnest({', '.join(puts)}) AS new ({names}) WHERE {self._is_same} AND {condition}"
+            f"FROM {_rows_of_arguments(puts, names)} AS new WHERE {self._is_same} AND {condition}"
         )
 
     @property

@@ -66,6 +66,8 @@ class PostgresWriter:
         self._locked_rows = LockedRows()
         self.attempt: CommitAttempt | None = None
         """The attempt that is under way."""
+        self._has_written = False
+        """Whether a part of the current group is committed: groups are divided where rows are locked."""
         self._last_version = 0
         self._last_failure: DatabaseError | None = None
         self.set_up: Callable[[], Awaitable[object]] | None = None
@@ -75,6 +77,12 @@ class PostgresWriter:
 
     async def commit(self, group: list[Batch], arrived: Sequence[float]) -> Outcome:
         """Decide a group, whose batches arrived at these times of the event loop, in their order; never raises."""
+        outcome = await self._commit(group, arrived)
+        self._forget_attempt()  # if this is cancelled, `cancelled` does so
+        return outcome
+
+    async def _commit(self, group: list[Batch], arrived: Sequence[float]) -> Outcome:
+        """Decide a group: first the batches that meet no lock that is known."""
         waits = self._locked_rows.waits(group)
         if not any(waits):
             self._locked_rows.forget()
@@ -103,11 +111,19 @@ class PostgresWriter:
             return await self._without_locked(group, arrived, spaces=locked)
         return await self._decide(group, arrived, waits=True)
 
+    def is_held_back(self, batch: Batch) -> bool:
+        """Whether a batch has to wait for rows or tables that other clients have locked."""
+        return self._locked_rows.waits([batch])[0]
+
     def cancelled(self, group: list[Batch]) -> Outcome:
         """The outcome of a group whose commit was cancelled."""
-        is_unknown = self.attempt is not None and self.attempt.completed is not None
+        is_unknown = self._has_written or (self.attempt is not None and self.attempt.completed is not None)
+        self._forget_attempt()
         unsent = Unreachable(f"{self._server.name}: the event loop ended before a commit was sent; nothing was written")
         return failed(group, self._unknown() if is_unknown else unsent, self._last_version)
+
+    def _forget_attempt(self) -> None:
+        self.attempt, self._has_written = None, False
 
     async def _decide(self, group: list[Batch], arrived: Sequence[float], *, waits: bool = False) -> Outcome:
         """Decide a group whose batches meet no lock that is known; with `waits`, one that has met a lock before."""
@@ -164,7 +180,7 @@ class PostgresWriter:
         outcomes: list[Outcome] = []
         locked = 0
         for batch, moment in zip(group, arrived, strict=True):
-            if self._locked_rows.waits([batch])[0]:
+            if self.is_held_back(batch):
                 self._locked_rows.hold(addresses_of(batch))
                 outcomes.append(self._later([moment]))
                 continue
@@ -173,7 +189,7 @@ class PostgresWriter:
                 outcomes.append(self._later([moment]))
                 continue
             outcomes.append(await self._decide([batch], [moment]))
-            locked = locked + 1 if self._locked_rows.waits([batch])[0] else 0
+            locked = locked + 1 if self.is_held_back(batch) else 0
         return joined(outcomes)
 
     def _later(self, moments: Sequence[float]) -> Outcome:
@@ -232,6 +248,7 @@ class PostgresWriter:
                 if (outcome := await self._learn(attempt, max(deadline, loop.time() + reserve))) is not None:
                     return self._done(outcome)
                 continue
+            attempt.completed = None  # the server has refused it
             if isinstance(cause, TimeoutError):
                 raise failure
             if self._server.has_function and (is_missing_function(cause) or is_denied(cause)):
@@ -324,6 +341,7 @@ class PostgresWriter:
     def _done(self, outcome: Outcome) -> Outcome:
         self._last_failure = None
         self.attempt = None
+        self._has_written = self._has_written or outcome.version_after != outcome.version_before
         self._last_version = outcome.version_after
         return outcome
 

@@ -93,10 +93,13 @@ class SqliteEngine(ClosableEngine):
         self.commits = SqliteCommits(file, self.writing, self._writer, self.wal, self._finished)
         callers = self._callers = self.commits.callers
         self._iteration = LoopIteration(at_end=self._end_views, at_start=None if callers is None else callers.note)
+        self._open_reader = file.opener()
         self._long_reader: LongReader | None = None
         self._batcher = Batcher(self._start, recovery=self)
         self._feed = ChangeFeed(self, clock)
-        self._poller = Poller(self._feed, self._version_if_idle, file.place_check(reader, "watches end"))
+        self._group_at_poll = 0
+        """How many groups were started when the version counter was last polled."""
+        self._poller = Poller(self._feed, self._version_to_poll, file.place_check(reader, "watches end"))
         self.connection = writer
         """For tests: the writing connection, which the thread uses while it is lent."""
 
@@ -205,9 +208,12 @@ class SqliteEngine(ClosableEngine):
         self.writing.view.end()
         self._reader_view.end()
 
-    def _version_if_idle(self) -> int | None:
-        # A group of this process that is under way reads the counter itself.
-        return self._read_version() if self._batcher.idle else None
+    def _version_to_poll(self) -> int | None:
+        # A group of this process that is under way reads the counter itself. But it may wait for another process's lock
+        # for half a minute: if it is the group of the last poll, the watches don't wait for it.
+        group, last = self._batcher.groups, self._group_at_poll
+        self._group_at_poll = group
+        return self._read_version() if self._batcher.idle or group == last else None
 
     def _read_version(self) -> int:
         with self._file.explained(self._reader):
@@ -215,8 +221,8 @@ class SqliteEngine(ClosableEngine):
 
     async def _read_on_thread(self, asks: tuple[Ask, ...]) -> list[Any]:
         if self._long_reader is None:
-            self._long_reader = LongReader(self._file)
-        return await self._long_reader.read(asks, self._read_time())
+            self._long_reader = LongReader(self._file, self._open_reader)
+        return await self._long_reader.read(asks, self._read_time)
 
     async def wait_for_jobs(self) -> None:
         await self.writing.wait_for_loans()

@@ -109,10 +109,10 @@ def _why_it_can_not_be_opened(path: Path, read_only: bool) -> str:
     try:
         # From Python 3.14 on, `path.is_dir()` and the like no longer raise what prevents them: `stat()` does.
         if stat.S_ISDIR(path.stat().st_mode):
-            return "it is a folder"
+            return f"it is a folder; name a file in it, as in {path / 'app.db'}"
     except FileNotFoundError:
         if not path.parent.is_dir():
-            return f"the folder {path.parent} does not exist"
+            return f"the folder {path.parent} does not exist; make it first"
         if read_only:
             return "there is no such file, and ?mode=ro makes none"
     except NotADirectoryError:
@@ -123,9 +123,11 @@ def _why_it_can_not_be_opened(path: Path, read_only: bool) -> str:
         return str(error.strerror)
     if os.access(path.parent, os.W_OK):
         return f"this user may not {'read' if read_only else 'read and write'} it"
-    if read_only and os.access(path, os.R_OK):
+    if read_only and not os.access(path, os.R_OK):
+        return "this user may not read it"
+    if read_only:
         return (
-            f"it has a write-ahead log, for which SQLite needs the file {path.name}-shm in a folder that this user may "
-            "not write: read a copy that `keyloft backup` made, or let this user write to the folder"
+            f"it is written with a write-ahead log, so SQLite needs the file {path.name}-shm to read it, and this user "
+            "may not write to the folder: read a copy that `keyloft backup` made, or let this user write to the folder"
         )
     return f"this user may not write to the folder {path.parent}"

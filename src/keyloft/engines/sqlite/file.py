@@ -20,7 +20,7 @@ from keyloft.core.files import create_private
 from keyloft.core.records import Space
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.sqlite import errors, tables
-from keyloft.engines.sqlite.inherited import check_may_open, will_be_inherited
+from keyloft.engines.sqlite.inherited import check_may_open, identity, will_be_inherited
 from keyloft.engines.tables import create_beside
 from keyloft.errors import CannotOpen, DatabaseError, NotADatabase, ReadOnly
 
@@ -80,11 +80,30 @@ class SqliteFile(Struct, frozen=True):
         """A connection that only reads."""
         flags = apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE
         connection = self._connect(flags)
-        with self.explained():
-            connection.set_busy_timeout(int(limits.BUSY_SECONDS * 1000))
-            connection.pragma("query_only", True)
-            connection.pragma("cache_size", -1024 * (cache_mib or self.cache_mib))
+        try:
+            with self.explained():
+                connection.set_busy_timeout(int(limits.BUSY_SECONDS * 1000))
+                connection.pragma("query_only", True)
+                connection.pragma("cache_size", -1024 * (cache_mib or self.cache_mib))
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def opener(self) -> Callable[[int], apsw.Connection]:
+        """Opens further readers of the file that the path names now, given the size of their cache in MiB.
+
+        It raises DatabaseError if the path names another file by then, or none. SQLite would apply the write-ahead log
+        of the first file to the other one.
+        """
+        opened = identity(self.path)
+
+        def open_reader(cache_mib: int) -> apsw.Connection:
+            if identity(self.path) != opened:
+                raise self._moved("nothing was read")
+            return self.open_reader(cache_mib=cache_mib)
+
+        return open_reader
 
     def _connect(self, flags: int = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE) -> apsw.Connection:
         check_may_open(self.path)
@@ -162,11 +181,12 @@ class SqliteFile(Struct, frozen=True):
 
         def check() -> None:
             if control("main", apsw.SQLITE_FCNTL_HAS_MOVED, address) and moved.value:
-                raise DatabaseError(
-                    f"{self.path} was moved, removed or replaced while it was open; {result}: open it again"
-                )
+                raise self._moved(result)
 
         return (lambda: None) if self.in_memory else check
+
+    def _moved(self, result: str) -> DatabaseError:
+        return DatabaseError(f"{self.path} was moved, removed or replaced while it was open; {result}: open it again")
 
     def _set_pragmas(self, connection: apsw.Connection) -> None:
         deadline = time.monotonic() + limits.BUSY_SECONDS

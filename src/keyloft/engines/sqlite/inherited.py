@@ -32,14 +32,15 @@ def check_may_open(path: str) -> None:
     Raises:
         CannotOpen: A thread of the parent was using it at the moment of the fork.
     """
-    if _unusable and _identity(path) in _unusable:
+    if _unusable and identity(path) in _unusable:
         raise CannotOpen(
             f"{path}: another thread of the parent process was using this file when this process was forked, so it "
             "can't be locked here: fork while no other thread uses the store, or start the process with spawn"
         )
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def identity(path: str) -> tuple[int, int] | None:
+    """Device and inode of the file that a path names; None if there is none."""
     try:
         found = Path(path).stat()
     except OSError:
@@ -59,8 +60,8 @@ def _close_inherited() -> None:
             continue
         except apsw.Error:  # a thread that the child does not have is using it
             pass
-        if (identity := _identity(path)) is not None:
-            _unusable.add(identity)
+        if (file := identity(path)) is not None:
+            _unusable.add(file)
     _paths.clear()
 
 

@@ -11,7 +11,8 @@ import apsw
 
 from keyloft import limits
 from keyloft.core.engine import Verdict
-from keyloft.core.records import Batch, ChangeKind, Committed, LoggedChange, Mutation, Set
+from keyloft.core.records import Batch, ChangeKind, Committed, Key, LoggedChange, Mutation, Set, Space
+from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.commit.settle import Settled
 from keyloft.engines.sqlite.rows import put_rows
 from keyloft.engines.sqlite.tables import LAYOUTS
@@ -29,6 +30,12 @@ def is_plain(mutation: Mutation) -> TypeGuard[Set]:
     # As `LargeValueTable.holds` does it.
     is_small = len(mutation.key) + len(mutation.value) <= limits.ROW_BYTES
     return is_small and LAYOUTS[mutation.space].large is not None
+
+
+def outcome_of_set(space: Space, key: Key, version: int, now: int) -> Outcome:
+    """The outcome of a group that consists of one plain set."""
+    changes = (LoggedChange(version, space, key, PUT, now),)
+    return Outcome([Committed(version, (), now)], version - 1, version, changes)
 
 
 def plain_sets(group: Sequence[Batch]) -> list[Set] | None:

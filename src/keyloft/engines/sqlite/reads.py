@@ -81,7 +81,7 @@ def point(cursor: apsw.Cursor, space: Space, key: Key) -> Record | None:
         pass
     except UnicodeDecodeError:
         return _damaged_text(cursor, key)
-    if _must_not_change(cursor, value):
+    if _needs_view(cursor, value):
         return _in_one_view(cursor, point, space, key)
     return _unusual(cursor, layout.large, key, found)
 
@@ -102,13 +102,13 @@ def point_without_times(cursor: apsw.Cursor, space: Space, key: Key) -> Record |
         pass
     except UnicodeDecodeError:
         return _damaged_text(cursor, key)
-    if _must_not_change(cursor, value):
+    if _needs_view(cursor, value):
         return _in_one_view(cursor, point_without_times, space, key)
     return _unusual(cursor, layout.large, key, found)
 
 
-def _must_not_change(cursor: apsw.Cursor, value: object) -> bool:
-    """Whether a row has the id of a large value, which a commit might replace before it is read."""
+def _needs_view(cursor: apsw.Cursor, value: object) -> bool:
+    """Whether a row has the id of a large value, and no view is open: a commit might replace it before it is read."""
     return type(value) is int and not cursor.connection.in_transaction
 
 
@@ -405,13 +405,16 @@ class View:
 class LongReader:
     """A connection and a thread for reads that would block the event loop."""
 
-    def __init__(self, file: SqliteFile) -> None:
+    def __init__(self, file: SqliteFile, open_reader: Callable[[int], apsw.Connection]) -> None:
+        """`open_reader` opens a connection, given the size of its cache in MiB."""
         self._file = file
+        self._open_reader = open_reader
         self._worker = Worker(f"keyloft reader of {file.path}")
         self._connection: apsw.Connection | None = None
 
-    async def read(self, asks: tuple[Ask, ...], now: int) -> list[Any]:
-        return await self._worker.call(partial(self._read, asks, now))
+    async def read(self, asks: tuple[Ask, ...], read_time: Callable[[], int]) -> list[Any]:
+        """Answers from one view; the thread asks for the time once the read no longer waits for others."""
+        return await self._worker.call(partial(self._read, asks, read_time))
 
     async def aclose(self) -> None:
         # On the worker, after the reads under way: the first of them may still be opening the connection.
@@ -422,14 +425,15 @@ class LongReader:
         if self._connection is not None:
             self._file.close(self._connection)
 
-    def _read(self, asks: tuple[Ask, ...], now: int) -> list[Any]:
+    def _read(self, asks: tuple[Ask, ...], read_time: Callable[[], int]) -> list[Any]:
         if self._connection is None:
             # A small cache: this connection scans tables, and rarely reads a page twice.
-            self._connection = self._file.open_reader(cache_mib=1)
+            self._connection = self._open_reader(1)
         cursor = self._connection.cursor()
         with self._file.explained(self._connection):
             try:
                 cursor.execute("BEGIN")
+                now = read_time()
                 if all([type(ask) is Get for ask in asks]):
                     return points(cursor, cast("Sequence[Get]", asks), now)
                 return [answer(cursor, ask, now) for ask in asks]

@@ -34,8 +34,9 @@ from keyloft.engines.commit.outcomes import Outcome, copy
 from keyloft.engines.watches.followed import FollowedLog
 from keyloft.engines.watches.interest import Interest, Registration
 from keyloft.engines.watches.key_watch import KeyWatch
+from keyloft.engines.watches.range_watch import RangeWatch
 from keyloft.engines.watches.slices import SharedSlices
-from keyloft.engines.watches.watch import EngineWatch, RangeWatch, WakeCall
+from keyloft.engines.watches.watch import EngineWatch, WakeCall
 from keyloft.errors import Closed, DatabaseError, HistoryGone, KeyloftError, Undecodable
 
 logger = logging.getLogger(__name__)
@@ -321,9 +322,9 @@ class ChangeFeed(ProcessBound):
         self._set_timer(min(upcoming, default=None))
 
     def fail(self, error: KeyloftError) -> None:
-        """Let every watch end with an error."""
+        """Let every watch end with an error, unless it is about to end with an earlier one."""
         with self.lock:
-            if watches := self._interest.watches():
+            if watches := [watch for watch in self._interest.watches() if not watch.has_failed]:
                 logger.error("watches end: %s", error)
             for watch in watches:
                 watch.fail(copy(error))

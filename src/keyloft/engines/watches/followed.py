@@ -5,8 +5,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.core.records import ChangeKind, Get, Key, LoggedChange
-from keyloft.engines.watches.watch import LogFollowingWatch
+from keyloft.core.records import ChangeKind, Get, Key, LoggedChange, LogSlice
+from keyloft.engines.watches.watch import Backlog, LogFollowingWatch, Portion
 
 
 class FollowedLog(LogFollowingWatch[LoggedChange]):
@@ -25,16 +25,29 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
     @property
     def reached(self) -> int | None:
         """The version up to which there is nothing left to report, for another watch to continue."""
-        if self._backlog is None and not self._pending and not self._is_reading and self._started_at is not None:
+        has_nothing = self._backlog is None and self._taken is None and not self._pending
+        if has_nothing and not self._is_reading and self._started_at is not None:
             return max(self._feed.dispatched_to, self.reported_to or 0)  # a backlog may end beyond the feed
         return self.reported_to
 
     def changed(self, change: LoggedChange) -> None:
+        if self._started_at is not None and change.version <= self._started_at:
+            return
         if change.kind is not ChangeKind.TOUCH:
             super().changed(change)
+        if _may_have_expired(change, self._feed.expired_to.get(self._space, 0)):
+            self.expired(change.key)
+
+    async def _next_portion(self, backlog: Backlog) -> Portion:
+        portion = await super()._next_portion(backlog)
+        if (moment := backlog.expired_to) is not None and isinstance(portion.read, LogSlice):
+            late = {change.key for change in portion.changes if _may_have_expired(change, moment)}
+            portion.changes = [*portion.changes, *map(self._expiry, sorted(late))]
+        return portion
 
     def _slot(self, change: LoggedChange) -> Hashable:
-        return change.version, change.key
+        # A long batch that puts an entry and touches it may be logged in parts: the touch must not replace the put.
+        return change.version, change.key, change.kind is ChangeKind.TOUCH
 
     def _ordered(self, changes: Iterable[LoggedChange]) -> list[LoggedChange]:
         return sorted(changes, key=lambda change: (not change.version, change.version, change.key))
@@ -46,7 +59,7 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
             if 0 < change.version < self._newest:
                 continue
             if not change.version:
-                # If the key has an entry, it was written again meanwhile, and the log has that.
+                # If the key has an entry, it has not expired, or was written again meanwhile, and the log has that.
                 [record] = await self._feed.reader.read(Get(self._space, change.key))
                 if record is None:
                     self._note_expiry(change.key)
@@ -64,3 +77,11 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
         if self._reported_expiries is None or len(self._reported_expiries) >= limits.WATCH_PENDING_KEYS:
             self._reported_expiries = set()  # bounded: a forgotten expiry is reported a second time
         self._reported_expiries.add(key)
+
+
+def _may_have_expired(change: LoggedChange, expired_to: int) -> bool:
+    """Whether the entry may have expired unnoticed: its commit was seen only after expiries up to a later moment were.
+
+    A commit takes its time before it syncs. If its process is slow or stopped then, its entries may expire first.
+    """
+    return change.at < expired_to and change.kind in (ChangeKind.PUT, ChangeKind.TOUCH)

@@ -1,30 +1,25 @@
-"""Watches as their users see them, async iterators over changes; and watches of a range, which follow the change log.
+"""Watches as their users see them, async iterators over changes; and the base of those that follow the change log.
 
 A watch learns from the feed which keys changed, and reads their entries when its user asks for the next changes. So it
-holds no entries, only a bounded number of keys that changed and are not yet reported. It reads and reports a few large
-entries at a time.
+holds a bounded number of keys that changed and are not yet reported, and no entries but those that a cancelled reader
+had read. It reads and reports a few large entries at a time.
 """
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core.records import (
-    Change,
     ChangeKind,
     Due,
     DuePage,
-    Get,
     Key,
     LoggedChange,
     LogPosition,
     LogSlice,
-    Record,
     Space,
 )
 from keyloft.engines.watches.interest import Registration
@@ -142,6 +137,11 @@ class EngineWatch(ABC, Generic[T]):
         return self._ended
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it ends with an error, as soon as its user asks for changes."""
+        return self._failure is not None
+
+    @property
     def is_woken(self) -> bool:
         return self._woken.is_set()
 
@@ -187,7 +187,20 @@ class EngineWatch(ABC, Generic[T]):
         """What changed since the last call; if this raises, nothing counts as reported."""
 
 
-class _Portion(Struct):
+class _TakenChanges(Struct):
+    """Pending changes that are being reported, in parts. What a cancelled reader did not get stays here."""
+
+    changes: Sequence[LoggedChange]
+    """The changes that are not yet reported, in the order in which they will be."""
+    position: LogPosition | None
+    """The position of the feed when they were taken."""
+    up_to: int
+    """The version up to which all is reported once these are."""
+    expired_to: int
+    """Up to which moment the feed had dispatched expiries."""
+
+
+class Portion(Struct):
     """Changes of a backlog that were read together, and are reported together or in parts."""
 
     changes: Sequence[LoggedChange]
@@ -200,7 +213,7 @@ class _Portion(Struct):
     """For a page of expiries: up to which moment the feed had dispatched expiries before the page was read."""
 
 
-class _Backlog(Struct):
+class Backlog(Struct):
     """The progress of a watch that reads the change log itself, until it has caught up with the feed."""
 
     position: LogPosition
@@ -213,7 +226,7 @@ class _Backlog(Struct):
     """Whether the clock was set back, so that the feed's moment is ahead of it; the feed reads those expiries again."""
     slice: SharedSlice | None = None
     """The slice that was read last, kept for other watches that read the same one."""
-    portion: _Portion | None = None
+    portion: Portion | None = None
     """The portion that is being reported in parts."""
 
 
@@ -233,13 +246,14 @@ class LogFollowingWatch(EngineWatch[T]):
         self._space = space
         self._pending: dict[Hashable, LoggedChange] = {}
         """Changes that are not yet reported; those with version 0 are expiries that the log does not have yet."""
-        self._backlog: _Backlog | None = None
+        self._taken: _TakenChanges | None = None
+        self._backlog: Backlog | None = None
         self._drained = LogPosition(0)
         self._drained_at = 0
         """The position and the time up to which all was reported, the last time that nothing was pending."""
         if since is not None:
             self.reported_to = since
-            self._backlog = _Backlog(LogPosition(since), None)
+            self._backlog = Backlog(LogPosition(since), None)
             self._woken.set()
 
     @abstractmethod
@@ -286,36 +300,45 @@ class LogFollowingWatch(EngineWatch[T]):
             return  # the change will be read from the log
         self._pending[self._slot(change)] = change
         if len(self._pending) > limits.WATCH_PENDING_KEYS and self._started_at is not None:
-            self._backlog = _Backlog(self._drained, self._drained_at)
+            self._backlog = Backlog(self._drained, self._drained_at)
             self._pending.clear()
+            self._taken = None
         self._woken.set()
+
+    @property
+    def changes_held(self) -> int:
+        """For tests: how many changes are in memory."""
+        return len(self._pending) + (0 if self._taken is None else len(self._taken.changes))
 
     async def _read_changes(self) -> list[T]:
         if self._backlog is not None:
             return await self._read_backlog(self._backlog)
-        taken, self._pending = self._pending, {}
-        position, reached = self._feed.position, self._feed.dispatched_to
-        now = self._feed.expired_to.get(self._space, 0)
-        try:
-            ordered = self._ordered(taken.values())
-            changes, count = await self._report(ordered, reached)
-        except BaseException:
-            self._pending = taken | self._pending
-            raise
-        if self._backlog is not None:
+        if (taken := self._taken) is None:
+            feed, ordered = self._feed, self._ordered(self._pending.values())
+            moment = feed.expired_to.get(self._space, 0)
+            taken = self._taken = _TakenChanges(ordered, feed.position, feed.dispatched_to, moment)
+            self._pending = {}
+        changes, count = await self._report(taken.changes, taken.up_to)
+        if self._taken is not taken:
             return changes  # the rest will be read from the log
-        if count < len(ordered):
-            self._pending = {self._slot(change): change for change in ordered[count:]} | self._pending
+        position, reached = taken.position, taken.up_to
+        if count < len(taken.changes):
+            whole = _last_whole(taken.changes, count)
+            taken.changes = taken.changes[count:]
             self._woken.set()
-            if (whole := _last_whole(ordered, count)) is None:
+            if whole is None:
                 return changes
             position, reached = LogPosition(whole), whole
+        else:
+            self._taken = None
+            if self._pending:  # they arrived before these were reported
+                self._woken.set()
         if position is not None:
-            self._drained, self._drained_at = position, now
+            self._drained, self._drained_at = position, taken.expired_to
             self.reported_to = max(reached, self.reported_to or 0)
         return changes
 
-    async def _read_backlog(self, backlog: _Backlog) -> list[T]:
+    async def _read_backlog(self, backlog: Backlog) -> list[T]:
         """Report a slice of the log, or a page of expiries, or a part of it. Entries swept meanwhile are in the log.
 
         The watch gets changes from the feed again once it has reached what the feed has dispatched.
@@ -351,7 +374,7 @@ class LogFollowingWatch(EngineWatch[T]):
                 self._woken.clear()
         return changes
 
-    async def _next_portion(self, backlog: _Backlog) -> _Portion:
+    async def _next_portion(self, backlog: Backlog) -> Portion:
         """What is to be reported next: a page of expiries, or a slice of the log."""
         feed, space = self._feed, self._space
         if backlog.expired_to is None:
@@ -362,12 +385,12 @@ class LogFollowingWatch(EngineWatch[T]):
             [page] = await feed.reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
             # If one of these keys was written again since, the log has that.
             expired = [self._expiry(key) for key in page.keys if self._contains(key)]
-            return _Portion(self._ordered(expired), 0, page, dispatched)
+            return Portion(self._ordered(expired), 0, page, dispatched)
         backlog.slice = await feed.slices.after(backlog.position, feed.position)
         piece = backlog.slice.piece
         found = {self._slot(change): change for change in backlog.slice.of(self.registration, space)}
         up_to = piece.end.version if piece.is_last or not piece.changes else piece.changes[-1].version
-        return _Portion(self._ordered(found.values()), up_to, piece)
+        return Portion(self._ordered(found.values()), up_to, piece)
 
     def _contains(self, key: Key) -> bool:
         return self.registration.contains(self._space, key)
@@ -377,48 +400,3 @@ def _last_whole(changes: Sequence[LoggedChange], count: int) -> int | None:
     """The last version of which all changes are among the first `count`; None if there is none."""
     following = changes[count].version
     return max([change.version for change in changes[:count] if 0 < change.version < following], default=None)
-
-
-class RangeWatch(LogFollowingWatch[Change]):
-    """A watch of a range: reports the keys that changed, each with what is stored there now."""
-
-    _fitting = limits.WATCH_FIRST_KEYS
-    """How many keys to read at a time, which depends on the size of the values that were read last."""
-
-    def _slot(self, change: LoggedChange) -> Hashable:
-        slot: Hashable = change.key
-        return slot
-
-    def _ordered(self, changes: Iterable[LoggedChange]) -> list[LoggedChange]:
-        return sorted(changes, key=lambda change: (change.version, change.key))
-
-    async def _report(self, changes: Sequence[LoggedChange], up_to: int) -> tuple[list[Change], int]:
-        """What is stored at the first keys now, in the order of their changes, until the values have enough bytes.
-
-        If a later commit, which this watch has not reached yet, has changed an entry again, the entry is left out: it
-        will be reported with that commit. So a reader that continues from the last versionstamp it has seen misses
-        nothing in between.
-        """
-        reported: list[Change] = []
-        size = count = 0
-        while count < len(changes) and size < limits.WATCH_REPORT_BYTES:
-            some = changes[count : count + self._fitting]
-            records: list[Record | None] = await self._feed.reader.read(
-                *[Get(self._space, change.key) for change in some]
-            )
-            sizes = [0 if record is None else len(record.value) for record in records]
-            read = sum(sizes)
-            if size + read > limits.WATCH_REPORT_BYTES:
-                # The rest will be read again: how large values are is not known before they are read.
-                ends = list(accumulate(sizes, initial=size))
-                records = records[: bisect_left(ends, limits.WATCH_REPORT_BYTES)]
-            reported += [
-                Change(change.key, record)
-                for change, record in zip(some, records, strict=False)
-                if record is None or record.version <= max(up_to, change.version)
-            ]
-            fitting = max(1, limits.WATCH_REPORT_BYTES * len(some) // max(1, read))
-            self._fitting = min(fitting, limits.WATCH_GROWTH * self._fitting, limits.WATCH_READ_KEYS)
-            count += len(records)
-            size += read
-        return reported, count

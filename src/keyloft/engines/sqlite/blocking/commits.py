@@ -82,7 +82,7 @@ class CommitQueue:
         self._is_committing = False
         """Whether a group is being gathered and committed."""
         self._alone = 0
-        """How many batches are committed one by one, because one of them made a whole group fail."""
+        """How many batches are still to be committed one by one, because one of them made a whole group fail."""
         self._is_closed = False
 
     def commit(self, batch: Batch) -> Verdict:
@@ -170,6 +170,42 @@ class CommitQueue:
             if self.waiting:
                 self._hand_on()
         return outcome
+
+    def try_set(self, key: bytes, value: bytes, encoding: int) -> tuple[int, int] | None:
+        """Commit a plain Set of the tuple store; returns its version and its time, or None if other batches wait.
+
+        This is `_commit_alone`, without what a plain Set does not need.
+
+        Raises:
+            DatabaseError: It was not committed, or it is not known whether it was.
+        """
+        shared, writer = self._shared, self._writer
+        if self._is_led or self.waiting or shared.is_in_use:
+            return None
+        self._is_led = True
+        try:
+            with self._lock:
+                if self.waiting or self.group or self._is_closed or shared.is_in_use:
+                    return None
+                shared.end_reading()
+                shared.is_in_use = True
+                committed = None
+                try:
+                    committed = writer.set_alone(key, value, encoding)
+                    self.finished()
+                    shared.is_in_use = False
+                except BaseException as error:
+                    failure = writer.failure(error)[0] if committed is None and not _is_of_a_handler(error) else None
+                    writer.roll_back()
+                    shared.is_in_use = False
+                    if failure is None:
+                        raise
+                    raise failure from failure.__cause__
+        finally:
+            self._is_led = False
+            if self.waiting:
+                self._hand_on()
+        return committed
 
     def close(self) -> None:
         """Commit the batches that wait, and refuse later ones; the caller has the lock."""

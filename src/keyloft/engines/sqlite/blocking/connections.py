@@ -43,8 +43,9 @@ class SharedConnection:
     def __init__(self, connection: apsw.Connection, file: SqliteFile) -> None:
         self.connection = connection
         self.lock = ThreadLock()
-        """Only taken by `with`, so that it is released after an exception at any point. A thread that finds `is_in_use`
-        set calls `refuse_reentry` before it takes the lock."""
+        """Only taken by `with`, so that it is released after an exception at any point; but for the thread that polls
+        for watches, which no signal interrupts. A thread that finds `is_in_use` set calls `refuse_reentry` before it
+        takes the lock."""
         self.cursor = connection.cursor()
         """For reads."""
         self.is_in_use = False
@@ -116,6 +117,7 @@ class ReaderPool:
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
+        self._open_reader = file.opener()
         self._idle: deque[apsw.Connection] = deque()
         self._lock = ThreadLock()
         self._is_closed = False
@@ -131,7 +133,7 @@ class ReaderPool:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._file.open_reader(cache_mib=limits.READER_CACHE_MIB)
+            connection = self._open_reader(limits.READER_CACHE_MIB)
         try:
             found = answers(connection.cursor(), asks, now, only_gets=only_gets)
         except OF_SQLITE as error:

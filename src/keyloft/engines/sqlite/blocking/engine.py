@@ -10,11 +10,12 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import apsw
 
+from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.forks import ProcessBound
-from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Key, Latest, Page, Record, Scan, Space
+from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Key, Latest, Page, Record, Scan, Set, Space
 from keyloft.core.waiting import ThreadWaiting
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.submitted import WRITTEN, report
@@ -24,6 +25,7 @@ from keyloft.engines.sqlite.blocking.housekeeping import Housekeeping
 from keyloft.engines.sqlite.engine import is_long_read
 from keyloft.engines.sqlite.errors import OF_SQLITE, opened_read_only
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.plain_sets import outcome_of_set
 from keyloft.engines.sqlite.reads import point, point_without_times, points_by_column
 from keyloft.engines.sqlite.writes import SqliteWriter
 from keyloft.engines.watches.feed import ChangeFeed, Start
@@ -65,8 +67,8 @@ class BlockingSqliteEngine(ProcessBound):
         self.connection.set_busy_handler(self._writer.wait_for_lock)
         self._waiting = ThreadWaiting(self.shared.refuse_reentry)
         self.feed = ChangeFeed(self, clock, self._waiting)
-        check_place = file.place_check(self.connection, "watches end")
-        self.poller = Poller(self.feed, self._read_version, lambda: self._locked(check_place))
+        self._check_file = file.place_check(self.connection, "watches end")
+        self.poller = Poller(self.feed, self._read_version, self._check_place)
         self.queue = CommitQueue(self._writer, self.shared, self.feed.committed)
         self._housekeeping = Housekeeping(file, self.shared, self.queue)
         self.queue.finished = self._housekeeping.committed
@@ -186,6 +188,20 @@ class BlockingSqliteEngine(ProcessBound):
         assert isinstance(verdict, KeyloftError), "a batch without checks has nothing to conflict with"
         raise verdict
 
+    def set_now(self, key: bytes, value: bytes, encoding: int) -> int:
+        """Store a value that never expires in the tuple store, and return its version."""
+        if self.refusal is not None:
+            raise Closed(self.refusal)
+        if len(key) + len(value) <= limits.ROW_BYTES and not self._file.read_only:
+            if self._housekeeping.is_asleep:
+                self._housekeeping.wake()
+            if (committed := self.queue.try_set(key, value, encoding)) is not None:
+                version, now = committed
+                if self.feed.position is not None:
+                    self.feed.committed(outcome_of_set(_TUPLES, key, version, now))
+                return version
+        return self.commit_now(Batch((Set(_TUPLES, key, value, encoding),))).version
+
     def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> Submission:
         report(done, self.verdict(batch))
         return WRITTEN
@@ -250,11 +266,19 @@ class BlockingSqliteEngine(ProcessBound):
                 self._file.close(self.connection)
                 self._is_closed = True
 
-    def _locked(self, check: Callable[[], None]) -> None:
-        """Call what uses the writing connection without reading or writing."""
-        with self.shared.lock:
-            if not self._is_closed and self.refusal is None:
-                check()
+    def _check_place(self) -> None:
+        """Check that the path still names the file, unless a thread commits: a commit checks that, too.
+
+        A commit may wait for another process's lock, and watches must not wait for it. The thread that polls for them
+        may take the lock without `with`: no signal interrupts it.
+        """
+        lock = self.shared.lock
+        if lock.acquire(blocking=False):
+            try:
+                if not self._is_closed and self.refusal is None:
+                    self._check_file()
+            finally:
+                lock.release()
 
     def _start(self) -> Start:
         return Start(self._read_version(), self._read_time())
