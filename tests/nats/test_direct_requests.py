@@ -230,6 +230,22 @@ async def test_a_stream_that_can_not_be_is_refused(
         await only.aclose()
 
 
+async def test_streams_that_begin_at_the_same_time_are_bounded_too(
+    client: Nats, db: BotDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "OWNER_STREAMS", 2)
+    async with serving(client, db, PREFIX) as service:
+        streams = [service.event_stream() for _ in range(5)]
+        replies = await asyncio.gather(*[ask(service, "trivia.watch", stream=stream) for stream in streams])
+        assert [reply.get("error_code") for reply in replies].count(QuotaExceeded.code) == 3
+        failed = await ask(service, "quotes.watch", stream=service.event_stream(), since=2**50)
+        assert not failed["success"]
+        for stream in streams:
+            await stream.aclose()
+        for _ in range(2):  # neither the ended nor the refused ones take room
+            await begun(service)
+
+
 async def test_a_stream_whose_history_is_gone_says_so(tmp_path: Path, client: Nats) -> None:
     async with BotDatabase(tmp_path / "short.db", history_seconds=0) as db, serving(client, db, PREFIX) as service:
         stream, since = await begun(service)

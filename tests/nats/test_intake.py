@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,10 +15,17 @@ import pytest
 from nats.aio.client import Client as Nats
 
 import keyloft
-from keyloft import InvalidArgument, limits
+from keyloft import InvalidArgument, KeyloftError, limits
 from keyloft.nats.bounds import IntakeBounds
+from keyloft.nats.requests import NO_OPERATION, Operation
 from keyloft.plugins import BotDatabase, DatabaseService
+from keyloft.plugins.operations import operations
+from keyloft.plugins.quota_writes import under_quotas
+from keyloft.plugins.quotas import Quota, Quotas
+from keyloft.plugins.usage import PluginUsage
 from keyloft.semantic import SemanticService, SemanticStore
+from keyloft.semantic.keys import Project
+from keyloft.semantic.operations import operations as semantic_operations
 from tests.support.plugin_files import locked
 from tests.support.postgres import database_url
 from tools.postgres import TIMEOUT_SECONDS
@@ -166,12 +174,96 @@ async def test_large_requests_beyond_the_bound_of_an_owner_are_busy_and_all_othe
         async with locked(db):
             await publish(client, "large.set", key="first", value="x" * 60_000)
             await until(lambda: service.unanswered == 1)
-            large = [ask(client, "large.set", key="k", value="x" * 900_000) for _ in range(8)]
+            large = [ask(client, "large.set_many", entries={"k": "x" * 900_000}) for _ in range(8)]
             small = [ask(client, f"{name}.get", key="k") for name in ("large", "small") for _ in range(20)]
             replies = await asyncio.gather(*large, *small)
         assert {reply["error_code"] for reply in replies[:8]} == {"BUSY"}
         assert replies[8:] == [{"success": True, "exists": False}] * 40
         assert service.meters.owners["large"].errors["BUSY"] == 8
+
+
+async def test_a_message_larger_than_its_operation_takes_is_refused_by_its_size_however_much_waits(
+    client: Nats, db: BotDatabase
+) -> None:
+    """BUSY would ask its sender to try again, for ever."""
+    too_large = {
+        "set": ("VALUE_TOO_LARGE", "bytes as sent, 65,536 allowed"),
+        "get": ("VALIDATION_ERROR", "at most 16384"),
+        "delete_many": ("VALIDATION_ERROR", "at most 524288"),
+        "watch": ("VALIDATION_ERROR", "at most 65536"),
+    }
+    quotas = Quotas(named={"bounded": Quota(keys=10)})
+    async with PluginUsage(db, quotas) as usage:
+        async with serving(client, db, bounds=IntakeBounds(owner_bytes=400_000), usage=usage) as service:
+            async with locked(db):
+                for owner in ("large", "bounded"):
+                    await publish(client, f"{owner}.set", key="first", value="x" * 60_000)
+                    for operation, (code, rule) in too_large.items():
+                        reply = await ask(client, f"{owner}.{operation}", key="k", value="x" * 900_000)
+                        assert reply["error_code"] == code
+                        assert rule in reply["message"]
+                    assert service.meters.owners[owner].errors == {"VALUE_TOO_LARGE": 1, "VALIDATION_ERROR": 3}
+                await publish(client, "large.set", key="k", value="x" * 900_000)  # without a reply subject
+                await until(lambda: service.meters.owners["large"].errors["VALUE_TOO_LARGE"] == 2)
+            await until(lambda: not service.unanswered)
+        assert {one.name: one.num_errors for one in service.counted() if one.num_errors} == {
+            "set": 3,
+            "get": 2,
+            "delete_many": 2,
+            "watch": 2,
+        }
+
+
+async def test_the_reader_of_an_operation_takes_as_many_bytes_as_the_operation_says(
+    client: Nats, db: BotDatabase
+) -> None:
+    async with PluginUsage(db) as usage:
+        known = [*operations(client, db, usage, lambda *_: NO_OPERATION), *under_quotas(db, usage).values()]
+    bounded = [operation for operation in known if operation.most_bytes < sys.maxsize]
+    assert len(bounded) == 14, "all but set_many and many; four of them also under quotas"
+    for operation in bounded:
+        check_bound(operation, "trivia")
+
+
+async def test_the_reader_of_a_semantic_operation_takes_as_many_bytes_as_the_operation_says(client: Nats) -> None:
+    async with keyloft.open() as kv, SemanticStore(kv, sweep_every=None) as store:
+        known = semantic_operations(client, store)
+    bounded = [operation for operation in known if operation.most_bytes < sys.maxsize]
+    assert {one.name for one in known} - {one.name for one in bounded} == {"batch", "dead_letters"}
+    for operation in bounded:
+        check_bound(operation, Project("acme", "web"))
+
+
+def check_bound(operation: Operation, about: object) -> None:
+    for size, is_too_large in ((operation.most_bytes, False), (operation.most_bytes + 1, True)):
+        with pytest.raises(KeyloftError) as raised:
+            operation.read(about, b"x" * size)
+        assert (str(raised.value) == str(operation.too_large(size))) is is_too_large
+
+
+async def test_headers_do_not_count_towards_the_size_that_an_operation_takes(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db):
+        assert (await ask(client, "trivia.set", key="k", value=1))["success"]
+        headers = {"Trace": "x" * 100_000}
+        for operation, fields in (("get", {"key": "k"}), ("watch", {"keys": ["k"]})):
+            data, subject = json.dumps(fields).encode(), f"{PREFIX}.trivia.{operation}"
+            reply = await client.request(subject, data, timeout=TIMEOUT_SECONDS, headers=headers)
+            assert json.loads(reply.data)["success"]
+
+
+async def test_a_semantic_request_larger_than_its_operation_takes_is_refused_by_its_size_however_much_waits(
+    client: Nats,
+) -> None:
+    async with (
+        keyloft.open() as kv,
+        SemanticStore(kv, sweep_every=None) as store,
+        SemanticService(client, store, prefix="intake.semantic", bounds=IntakeBounds(owner_bytes=400_000)) as service,
+    ):
+        for operation in ("put", "get", "locks"):
+            subject = f"intake.semantic.acme.web.{operation}"
+            reply = json.loads((await client.request(subject, b"x" * 900_000, timeout=TIMEOUT_SECONDS)).data)
+            assert (reply["error_code"], "got 900,000 bytes" in reply["message"]) == ("VALUE_TOO_LARGE", True)
+        assert service.meters.owners["acme"].errors == {"VALUE_TOO_LARGE": 3}
 
 
 async def test_gets_of_many_plugins_that_arrive_together_have_each_its_own_value(client: Nats, db: BotDatabase) -> None:

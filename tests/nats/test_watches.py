@@ -9,12 +9,14 @@ from uuid import uuid4
 
 import pytest
 from msgspec.structs import replace
+from nats.errors import NoRespondersError
 
 import keyloft
 from keyloft import admin, limits
 from keyloft.core.engine import write
-from keyloft.core.records import Scan
+from keyloft.core.records import Committed, Scan
 from keyloft.errors import HistoryGone, InvalidArgument, NotPermitted, QuotaExceeded, WatchExpired
+from keyloft.nats import watch_operation
 from keyloft.nats.connection import Login, connect
 from keyloft.nats.events import EventMessage, decode, encode
 from keyloft.nats.leases import SPACE, LeaseRows, stored
@@ -22,7 +24,7 @@ from keyloft.nats.remote_watch import RemoteWatch
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService, Event
 from keyloft.semantic import SemanticClient, Semantics, SemanticService, SemanticStore
 from keyloft.server.isolation import isolate
-from tests.support.nats import private_server
+from tests.support.nats import private_server, settled
 
 _SECONDS = 30
 
@@ -34,6 +36,11 @@ async def next_of(watch: RemoteWatch) -> Event:
 
 async def some_of(watch: RemoteWatch, number: int) -> list[Event]:
     return [await next_of(watch) for _ in range(number)]
+
+
+def watching() -> list[str]:
+    """The names of the tasks that renew watches of clients."""
+    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("keyloft watch ")]
 
 
 class Watched:
@@ -215,6 +222,41 @@ async def test_an_owner_has_a_bounded_number_of_watches(
     await asked(client)
 
 
+async def test_watches_that_begin_at_the_same_time_are_bounded_too(
+    client: DatabaseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "OWNER_LEASES", 2)
+    monkeypatch.setattr(limits, "OWNER_LEASE_BYTES", 3000)
+    keys = ["k" * 200 + str(number) for number in range(5)]  # 2,285 bytes
+    wide = await asyncio.gather(*[asked(client, keys=keys) for _ in range(5)], return_exceptions=True)
+    assert [type(one) for one in wide].count(QuotaExceeded) == 4
+    more = await asyncio.gather(*[asked(client) for _ in range(5)], return_exceptions=True)
+    assert [type(one) for one in more].count(QuotaExceeded) == 4
+    [begun] = [one for one in more if isinstance(one, dict)]
+    await asked(client, subject=begun["subject"], end=True)
+    await asked(client)  # the refused ones take no room
+
+
+async def test_a_watch_counts_while_it_is_being_stored(client: DatabaseClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OWNER_LEASES", 1)
+    reached, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow_write(*arguments: Any) -> Committed:
+        reached.set()
+        await may_go_on.wait()
+        return await write(*arguments)
+
+    monkeypatch.setattr(watch_operation, "write", slow_write)
+    first = asyncio.create_task(asked(client))
+    async with asyncio.timeout(_SECONDS):
+        await reached.wait()
+        for _ in range(3):  # with no lease stored, the publisher would stop to follow leases, and forget this one
+            with pytest.raises(QuotaExceeded, match="trivia has 1 watches already"):
+                await asked(client)
+        may_go_on.set()
+        assert (await first)["run"] == 0
+
+
 async def test_watches_of_very_many_short_keys_are_refused(client: DatabaseClient) -> None:
     keys = [str(number) for number in range(limits.LEASE_KEYS)]
     for _ in range(4):
@@ -347,6 +389,82 @@ async def test_a_watch_whose_history_is_gone_says_so(world: Watched, monkeypatch
             return False
 
         await until(is_refused)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 10, 30])
+async def test_a_watch_that_is_closed_while_it_begins_leaves_nothing_behind(client: DatabaseClient, turns: int) -> None:
+    watch = client.kv.watch()
+    waiting = asyncio.ensure_future(anext(watch, None))
+    async with asyncio.timeout(_SECONDS):
+        while watch not in client.watches:
+            await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await watch.aclose()
+        assert await waiting is None
+    assert not client.watches
+    assert not watching()
+
+
+async def test_two_tasks_may_ask_a_watch_for_its_first_event(client: DatabaseClient) -> None:
+    watch = client.kv.watch()
+    async with asyncio.timeout(_SECONDS):
+        waiting = [asyncio.ensure_future(anext(watch)) for _ in range(2)]
+        while repr(watch).endswith("not begun>"):
+            await asyncio.sleep(0.001)
+        for key in "ab":
+            await client.kv.set(key, 1)
+        assert sorted([event.key for event in await asyncio.gather(*waiting)]) == ["a", "b"]
+        assert len(watching()) == 1, "it has begun once"
+        await watch.aclose()
+    assert not watching()
+
+
+async def test_a_failure_is_reported_to_all_tasks_that_wait_for_events(client: DatabaseClient) -> None:
+    watch = client.kv.watch()
+    async with watch, asyncio.timeout(_SECONDS):
+        waiting = [asyncio.ensure_future(anext(watch)) for _ in range(2)]
+        await asyncio.sleep(0)
+        watch.fail(NotPermitted("gone"))
+        assert [str(one) for one in await asyncio.gather(*waiting, return_exceptions=True)] == ["gone", "gone"]
+        with pytest.raises(StopAsyncIteration):
+            await anext(watch)
+
+
+async def test_a_failure_is_reported_even_if_a_caller_gives_up_while_the_watch_ends(client: DatabaseClient) -> None:
+    watch = client.kv.watch()
+    async with watch, asyncio.timeout(_SECONDS):
+        watch.fail(NotPermitted("gone"))
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)  # it ends the watch now
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        assert not client.watches
+        with pytest.raises(NotPermitted, match="gone"):
+            await anext(watch)
+        with pytest.raises(StopAsyncIteration):
+            await anext(watch)
+
+
+async def test_a_watch_that_is_closed_during_an_outage_does_not_come_back(tmp_path: Path) -> None:
+    async with private_server() as server, asyncio.timeout(_SECONDS):
+        world = Watched(server.url, tmp_path / "bot.db")
+        async with await world.client() as client:
+            async with world.service():
+                watch = client.kv.watch()
+                await watch.__aenter__()
+                [events] = client.watches.values()
+            await server.stop()
+            while client.nats.is_connected:
+                await asyncio.sleep(0.001)
+            await watch.aclose()
+            await server.start()
+            while not client.nats.is_connected:
+                await asyncio.sleep(0.001)
+            await settled(client.nats)
+            with pytest.raises(NoRespondersError):
+                await client.nats.request(events, b"", timeout=1.0)
 
 
 @pytest.mark.slow

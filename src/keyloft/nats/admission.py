@@ -13,7 +13,15 @@ from keyloft.nats.handlers import Handled, RefusedNames
 from keyloft.nats.internal_requests import InternalRequests
 from keyloft.nats.outbox import TOO_MUCH
 from keyloft.nats.reporting import EventSubject, Route
-from keyloft.nats.requests import NO_OPERATION, UNKNOWN_OPERATION, EngineWrite, Operation, Owner, Request
+from keyloft.nats.requests import (
+    NO_OPERATION,
+    UNKNOWN_OPERATION,
+    EngineWrite,
+    Operation,
+    Owner,
+    Request,
+    TooLargeMessage,
+)
 
 _UNROUTED: Final = Route("", UNKNOWN_OPERATION, None)
 
@@ -113,17 +121,38 @@ class Admission(InternalRequests):
         raise NotImplementedError
 
     def refuses(self, subject: bytes, reply: bytes, size: int) -> bool:
-        """Whether a large message, of which only the size is known yet, is refused because too much is waiting."""
-        size += len(reply) + limits.REQUEST_BYTES
-        if (route := self._owners.routes.get(subject)) is None:
-            if is_refused := self._is_refused_name(subject, size):
-                self._refuse(self._owners.others, NO_OPERATION, reply)
-            return is_refused
-        owner = self._owners.known.get(route.owner, self._owners.others)
-        if owner.request_bytes + size <= self._bounds.owner_bytes and self._request_bytes + size <= self._most_requests:
+        """Whether a large message is refused, of which only the size is known yet: because too much is waiting, or
+        because no message of its operation may be so large."""
+        counted = size + len(reply) + limits.REQUEST_BYTES
+        owners = self._owners
+        if (route := owners.routes.get(subject)) is None:
+            if self._is_refused_name(subject, counted - size):  # whatever its size
+                self._refuse(owners.others, NO_OPERATION, reply)
+                return True
+            try:
+                route = _UNROUTED if owners.shares_queue(subject) else owners.route(subject)
+            except (EventSubject, UnicodeDecodeError):
+                return False  # `receive` meets the same
+        if size > route.operation.most_bytes:
+            self._refuse_too_large(subject, reply, size, route)
+            return True
+        owner = owners.others if route is _UNROUTED else owners.known.get(route.owner, owners.others)
+        if (
+            owner.request_bytes + counted <= self._bounds.owner_bytes
+            and self._request_bytes + counted <= self._most_requests
+        ):
             return False
         self._refuse(owner, route.operation, reply)
         return True
+
+    def _refuse_too_large(self, subject: bytes, reply: bytes, size: int, route: Route) -> None:
+        """Refuse a message by its size. Its error is sent in its owner's turn, as if the message had been read."""
+        refused = self.receive(subject, reply, b"")
+        if refused is None:
+            owner = self._owners.known.get(route.owner, self._owners.others)
+            owner.waiting[-1].operation = TooLargeMessage(route.operation, size)
+        elif isinstance(refused, Coroutine):
+            refused.close()  # it would let reading wait until replies are sent; the rest of the message takes longer
 
     def _is_refused_name(self, subject: bytes, size: int) -> bool:
         """Whether an unknown subject names an owner without a queue of its own, and the shared queue is full.

@@ -16,7 +16,7 @@ from keyloft.errors import InvalidArgument, KeyloftError, NotPermitted, Unanswer
 from keyloft.nats.connection import Login, connect, inbox_prefix, servers, shown
 from keyloft.nats.errors import NEWER_PERMISSIONS, refused
 from keyloft.nats.events import WATCH
-from keyloft.nats.gathering import RequestSender
+from keyloft.nats.gathering import CLIENT_CLOSED, RequestSender
 from keyloft.nats.messages import PERMISSION
 from keyloft.nats.payloads import to_json
 from keyloft.nats.remote_watch import RemoteWatch
@@ -150,21 +150,21 @@ class ServiceClient(AsyncClosing):
             TimedOut: No reply arrived in time.
             Closed: This client is closed.
         """
-        return self._accepted(await self._ask(prefix, operation, to_json(fields)))
+        sender = self.sender or self._make_sender()
+        return self._accepted(await sender.ask(prefix, operation, to_json(fields)[1:]))
 
-    def _ask(self, prefix: str, operation: str, data: bytes) -> "asyncio.Future[Any]":
-        """Send a request; the future gets its reply, which `_accepted` checks, or its error."""
+    def _make_sender(self) -> RequestSender:
+        """Make the sender of requests, for the first of them."""
         if self._is_closed:
-            raise errors.Closed("this client is closed: make a new one")
-        if self.sender is None:
-            self.sender = RequestSender(
-                self.nats,
-                timeout=self._timeout,
-                gathered=self._gathered,
-                timed_out=self._timed_out,
-                explained=self._explained,
-            )
-        return self.sender.ask(prefix, operation, data)
+            raise errors.Closed(CLIENT_CLOSED)
+        self.sender = RequestSender(
+            self.nats,
+            timeout=self._timeout,
+            gathered=self._gathered,
+            timed_out=self._timed_out,
+            explained=self._explained,
+        )
+        return self.sender
 
     def _explained(self, error: Exception) -> Exception:
         """The error for a caller whose request was not sent, or not delivered."""

@@ -28,6 +28,8 @@ _MANY: Final = b'{"parts":true,"requests":[%b]}'
 _PROBE: Final = _MANY % b""
 _OP_BYTES: Final = 32
 """How many bytes a request takes beyond its fields, at most: its operation, and a comma."""
+_NO_FIELDS: Final = b"}"
+CLIENT_CLOSED: Final = "this client is closed: make a new one"
 _STATUS: Final = "Status"
 _NO_RESPONDERS: Final = "503"
 _OVERTAKEN: Final = (
@@ -55,23 +57,29 @@ _decode_part = msgspec.json.Decoder(_ManyPart).decode
 _decode_texts = msgspec.json.Decoder(_ManyTexts).decode
 
 
-class ClientCall(Struct, eq=False):
-    """A request of one caller, until it is answered."""
+class ClientCall(Struct, eq=False, gc=False):
+    """A request of one caller, until it is answered. No cycle of references passes through it."""
 
     prefix: str
     """The subject before the operation."""
     operation: str
-    data: bytes
+    fields: bytes
+    """A JSON object without the brace that opens it: in a `many`, the name of the operation stands before it."""
     reply: "asyncio.Future[Any]"
     """What the service has answered, decoded."""
     ends: float
     """When its caller stops waiting."""
-    is_alone: bool
-    """Whether it must not travel with others."""
+    is_alone: bool = False
+    """Whether it must not travel with others, because it did so and was refused with them."""
 
     @property
     def subject(self) -> str:
         return f"{self.prefix}.{self.operation}"
+
+    @property
+    def data(self) -> bytes:
+        """The message, if the call is sent alone."""
+        return b"{" + self.fields
 
     def answer(self, data: bytes) -> None:
         """Hand the reply to the caller, unless the caller no longer waits."""
@@ -135,6 +143,8 @@ class RequestSender:
         self._timed_out = timed_out
         self._explained = explained
         self._loop = asyncio.get_running_loop()
+        self._new_future, self._now = self._loop.create_future, self._loop.time
+        self._is_closed = False
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._queue: list[ClientCall] = []
@@ -163,25 +173,28 @@ class RequestSender:
         sent = [call for message in self._sent.values() for call in message.calls]
         return [call for call in (*sent, *self._unsent, *self._again, *self._queue) if not call.reply.done()]
 
-    def ask(self, prefix: str, operation: str, data: bytes) -> "asyncio.Future[Any]":
+    def ask(self, prefix: str, operation: str, fields: bytes) -> "asyncio.Future[Any]":
         """Send a request soon; the future gets its reply, or the error for the caller.
 
         Args:
             prefix: The subject before the operation.
             operation: The name of the operation.
-            data: The fields of the request, as JSON.
+            fields: The fields of the request: a JSON object without the brace that opens it.
+
+        Raises:
+            Closed: This client is closed.
         """
-        is_alone = operation not in self._gathered or data == b"{}"
-        reply, ends = self._loop.create_future(), self._loop.time() + self._timeout
-        self._queue.append(ClientCall(prefix, operation, data, reply, ends, is_alone))
+        if self._is_closed:
+            raise errors.Closed(CLIENT_CLOSED)
+        reply = self._new_future()
+        self._queue.append(ClientCall(prefix, operation, fields, reply, self._now() + self._timeout))
         if self._sending is None:
             self._start_sending()
-        if self._expiring is None:
-            self._expiring = self._loop.call_at(ends, self._expire)
         return reply
 
     async def aclose(self) -> None:
-        """Receive no more replies; callers that still wait get an error."""
+        """Receive no more replies; callers that still wait get an error, and so do further requests."""
+        self._is_closed = True
         for call in self.unanswered:
             call.fail(errors.Unanswered("this client was closed before the reply arrived"))
         if self._expiring is not None:
@@ -222,6 +235,8 @@ class RequestSender:
     def _start_sending(self) -> None:
         if self._sending is None:
             self._sending = self._loop.create_task(self._send_all(), name="keyloft requests")
+        if self._expiring is None:
+            self._expiring = self._loop.call_at(self._now() + self._timeout, self._expire)
 
     async def _send_all(self) -> None:
         try:
@@ -260,15 +275,16 @@ class RequestSender:
         for call in calls:
             if call.reply.done():
                 continue  # cancelled meanwhile
-            if len(call.data) > most:
+            if len(call.fields) >= most:
                 call.fail(self._explained(nats_errors.MaxPayloadError()))
                 continue
-            more = len(call.data) + _OP_BYTES
+            more = len(call.fields) + _OP_BYTES
             is_full = size + more > room or len(together) >= limits.MANY_REQUESTS
-            if together and (call.is_alone or is_full or call.prefix != together[0].prefix):
+            is_alone = call.is_alone or call.operation not in self._gathered or call.fields == _NO_FIELDS
+            if together and (is_alone or is_full or call.prefix != together[0].prefix):
                 yield from self._as_messages(together)
                 together, size = [], 0
-            if call.is_alone:
+            if is_alone:
                 yield from self._as_messages([call])
             else:
                 together.append(call)
@@ -277,10 +293,12 @@ class RequestSender:
 
     def _fit_together(self, calls: Sequence[ClientCall], room: int) -> bool:
         """Whether all calls fit into one message, as most do."""
-        if len(calls) > limits.MANY_REQUESTS or sum([len(call.data) for call in calls]) + _OP_BYTES * len(calls) > room:
+        fields = [call.fields for call in calls]
+        if len(calls) > limits.MANY_REQUESTS or sum(map(len, fields)) + _OP_BYTES * len(calls) > room:
             return False
-        prefix = calls[0].prefix
-        return not any([call.is_alone or call.prefix is not prefix or call.reply.done() for call in calls])
+        if len({call.prefix for call in calls}) > 1 or not {call.operation for call in calls} <= self._gathered:
+            return False
+        return _NO_FIELDS not in fields and True not in [call.is_alone or call.reply.done() for call in calls]
 
     def _as_messages(self, calls: Sequence[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The message that carries calls; until the service is known to have `many`, one for each."""
@@ -289,9 +307,9 @@ class RequestSender:
             begin = {name: b'{"op":"%b",' % name.encode() for name in names}
             if len(names) == 1:
                 [first] = begin.values()
-                requests = first + (b"," + first).join([call.data[1:] for call in calls])
+                requests = first + (b"," + first).join([call.fields for call in calls])
             else:
-                requests = b",".join([begin[call.operation] + call.data[1:] for call in calls])
+                requests = b",".join([begin[call.operation] + call.fields for call in calls])
             yield self._message(f"{calls[0].prefix}.many", calls), _MANY % requests
             return
         for call in calls:
@@ -339,13 +357,15 @@ class RequestSender:
                 call.answer(data)
         else:
             self.has_many = True
-        for position, reply in part.replies:
-            if position >= len(calls):
-                continue
-            if type(reply) is Raw:
-                calls[position].answer(bytes(reply))
-            elif not (waiting := calls[position].reply).done():
-                waiting.set_result(reply)
+        count = len(calls)
+        if isinstance(part, _ManyTexts):
+            for position, text in part.replies:
+                if position < count:
+                    calls[position].answer(bytes(text))
+        else:
+            for position, reply in part.replies:
+                if position < count and not (waiting := calls[position].reply).done():
+                    waiting.set_result(reply)
         if not part.left:
             del self._sent[message.number]
 
@@ -360,6 +380,8 @@ class RequestSender:
             if message.ends <= now or (message.calls and all([call.reply.done() for call in message.calls])):
                 del self._sent[message.number]
         later = [call.ends for call in waiting if call.ends > now]
+        if self._sending is not None:
+            later.append(now + self._timeout)  # further calls are queued without setting the timer
         if later := [*later, *[message.ends for message in self._sent.values()]]:
             # Not a timer for each call: thousands may end within a few milliseconds.
             self._expiring = self._loop.call_at(max(min(later), now + limits.CALL_EXPIRY_SECONDS), self._expire)

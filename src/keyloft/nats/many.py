@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -316,15 +317,14 @@ class PartCollector:
         count, first = len(replies), replies[0]
         # Replies to plain sets are alike. Replies to gets are not cached: the cache should hold no values.
         if is_written and count <= limits.GETS_PER_READ and {*replies} == {first}:
-            items = [_repeated(first, count)]
+            items = _repeated(first, count)
         else:
-            items = [b"[%d,%b]" % item for item in enumerate(replies)]
-        size = sum(map(len, items)) + len(items)
-        if size > self._most_bytes:
+            items = _with_positions(replies)
+        if len(items) >= self._most_bytes:
             for position, reply in enumerate(replies):
                 self.add(position, reply, is_written)
             return
-        self._replies, self._size = items, size
+        self._replies = [items]
         self._left -= count
         self._send_replies()
 
@@ -356,10 +356,18 @@ class PartCollector:
         self._send(_PART % (b",".join(replies), self._left), not self._left)
 
 
+_BEFORE_REPLIES: Final = (b"[0,", *[b"],[%d," % position for position in range(1, limits.MANY_REQUESTS)])
+
+
+def _with_positions(replies: Sequence[bytes]) -> bytes:
+    """The items of a part for the first requests of a message; in half the time that formatting each would take."""
+    return b"".join(chain.from_iterable(zip(_BEFORE_REPLIES, replies, strict=False))) + b"]"
+
+
 @lru_cache(limits.GETS_PER_READ)
 def _repeated(reply: bytes, count: int) -> bytes:
-    """The items of a part for the first requests of a message, if their replies are the same."""
-    return b",".join([b"[%d,%b]" % (position, reply) for position in range(count)])
+    """The same, if the replies are alike."""
+    return _with_positions([reply] * count)
 
 
 def _too_large(is_written: bool) -> bytes:

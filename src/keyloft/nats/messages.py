@@ -281,7 +281,7 @@ class _Parser(Parser):
             end = begin + int(size)
             if (missing := end + 2 - len(data)) > 0:
                 refuse = self.nc._refusing.get(sid) if missing >= limits.REFUSED_EARLY_BYTES else None
-                if refuse is not None and refuse(subject, reply, int(size)):
+                if refuse is not None and refuse(subject, reply, int(size) - int(headers or 0)):
                     self.unwanted = missing
                     return True
                 if missing >= limits.REFUSED_EARLY_BYTES and not headers:

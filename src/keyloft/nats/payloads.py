@@ -27,6 +27,11 @@ def check_json(data: bytes) -> None:
     json_text.check_syntax(data)
 
 
+def too_large(size: int, most: int) -> InvalidArgument:
+    """The error of a message that is larger than its operation takes. It is refused by its size alone, unread."""
+    return InvalidArgument(f"the payload has {size} bytes; this operation takes at most {most}")
+
+
 def is_empty(data: bytes) -> bool:
     """Whether a payload has nothing but white space."""
     return not data.strip(b" \t\r\n")

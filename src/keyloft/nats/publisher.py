@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,20 @@ from keyloft import limits
 from keyloft.core.engine import Engine, Watch, write
 from keyloft.core.paging import Pages, PageSize
 from keyloft.core.records import NO_LIMIT, Batch, Check, Committed, Delete, Get, Purge, Record, Scan
-from keyloft.errors import Closed, DatabaseError, HistoryGone, KeyloftError
+from keyloft.errors import Closed, DatabaseError, HistoryGone, KeyloftError, QuotaExceeded
 from keyloft.nats.connection import cancel
 from keyloft.nats.instance import PublishingInstance
 from keyloft.nats.intake import Intake
-from keyloft.nats.leases import SPACE, Lease, LeaseRows, PublishedProgress, read_lease, read_progress, stored
+from keyloft.nats.leases import (
+    SPACE,
+    Lease,
+    LeaseRows,
+    PublishedProgress,
+    read_lease,
+    read_progress,
+    stored,
+    watched_bytes,
+)
 from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.publications import Publication, Watchable
 
@@ -54,6 +63,8 @@ class EventPublisher:
         """How many leases each owner has."""
         self.lease_bytes: Counter[str] = Counter()
         """How many bytes the leases of each owner take."""
+        self._beginning: dict[bytes, tuple[str, int]] = {}
+        """By row, owner and size of the leases that are about to be stored; both counters include them."""
         self._engine = engine
         self._intake = intake
         self._meters = meters
@@ -73,7 +84,9 @@ class EventPublisher:
         self._expired: list[Purge] = []
         """The rows of leases that have ended, to be removed."""
         self._wanted = asyncio.Event()
-        """Set when a client asks for a lease: then the leases must be followed even if there is none yet."""
+        """Set while clients ask for leases: then the leases must be followed even if there is none yet."""
+        self._requests = 0
+        """How many clients ask for leases now."""
         self._is_following = asyncio.Event()
         """Set when all stored leases are known."""
         self._task: asyncio.Task[None] | None = None
@@ -90,12 +103,41 @@ class EventPublisher:
                 async with asyncio.timeout(limits.HEARTBEAT_SECONDS):
                     await self.instance.leave()
 
-    async def following(self) -> None:
-        """Wait until all stored leases are known and this instance is alive: then it can publish for a new lease."""
-        if not self._is_following.is_set():
-            self._wanted.set()
+    @contextlib.asynccontextmanager
+    async def beginning(self, row: bytes, owner: str, keys: Sequence[str] | None) -> AsyncIterator[None]:
+        """Store a lease within: this instance can publish for it, and its owner has room for it.
+
+        The lease counts from before it is stored: otherwise, those that begin at the same time would exceed the bounds.
+
+        Raises:
+            QuotaExceeded: Its owner has too many leases, or they watch too many keys.
+        """
+        self._requests += 1
+        self._wanted.set()
+        try:
             await self._is_following.wait()
-        await self.instance.join()
+            await self.instance.join()
+            with self._room_for(row, owner, watched_bytes(keys)):
+                yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._wanted.clear()
+
+    @contextlib.contextmanager
+    def _room_for(self, row: bytes, owner: str, size: int) -> Iterator[None]:
+        if self.lease_count[owner] >= limits.OWNER_LEASES:
+            raise QuotaExceeded(f"{owner} has {limits.OWNER_LEASES:,} watches already: end some of them")
+        if self.lease_bytes[owner] + size > limits.OWNER_LEASE_BYTES:
+            rule = f"may take {limits.OWNER_LEASE_BYTES:,} bytes in all: watch a prefix, or end some watches"
+            raise QuotaExceeded(f"the keys of {owner}'s watches {rule}")
+        self._beginning[row] = owner, size
+        self._count(owner, size)
+        try:
+            yield
+        finally:
+            if self._beginning.pop(row, None) is not None:  # it was not stored
+                self._uncount(owner, size)
 
     def know(self, row: bytes, lease: Lease, version: int) -> None:
         """Take note of a lease that this instance has stored."""
@@ -145,8 +187,11 @@ class EventPublisher:
             await watch.aclose()
             for row in list(self._publications):
                 self._stop(row)
-            for known in (self.leases, self.lease_count, self.lease_bytes, self._alive, self._progress, self._orphans):
+            counts = (self.lease_count, self.lease_bytes)
+            for known in (self.leases, *counts, self._alive, self._progress, self._orphans):
                 known.clear()
+            for owner, size in self._beginning.values():
+                self._count(owner, size)
             self._meters.leases = 0
 
     async def _serve(self, applying: "asyncio.Task[None]") -> None:
@@ -154,7 +199,6 @@ class EventPublisher:
         next_heartbeat = 0.0
         while not applying.done():
             if loop.time() >= next_heartbeat:
-                self._wanted.clear()
                 next_heartbeat = loop.time() + limits.HEARTBEAT_SECONDS / limits.HEARTBEATS
                 await self._heartbeat()
             self._is_following.set()
@@ -162,6 +206,7 @@ class EventPublisher:
             await self._take_over(next_heartbeat)
             await self._tidy_up()
             if not self.leases and not self._wanted.is_set():
+                self._is_following.clear()  # who asks for a lease from now on waits for the next time
                 await self.instance.leave()
                 await self._tidy_up()
                 return
@@ -219,6 +264,8 @@ class EventPublisher:
             if before.version > known.version:
                 return
             self.lease_bytes[owner] -= before.lease.size
+        elif (counted := self._beginning.pop(row, None)) is not None:
+            self.lease_bytes[owner] -= counted[1]
         else:
             self.lease_count[owner] += 1
         self.leases[row] = known
@@ -231,8 +278,14 @@ class EventPublisher:
         self._orphans.discard(row)
         known = self.leases.pop(row)
         self._meters.leases = len(self.leases)
-        owner = self._watchable.owner(known.lease.names)
-        self.lease_bytes[owner] -= known.lease.size
+        self._uncount(self._watchable.owner(known.lease.names), known.lease.size)
+
+    def _count(self, owner: str, size: int) -> None:
+        self.lease_count[owner] += 1
+        self.lease_bytes[owner] += size
+
+    def _uncount(self, owner: str, size: int) -> None:
+        self.lease_bytes[owner] -= size
         self.lease_count[owner] -= 1
         if not self.lease_count[owner]:
             del self.lease_count[owner], self.lease_bytes[owner]

@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 
 from keyloft import limits
 from keyloft.core.closing import AsyncClosing
-from keyloft.errors import DatabaseError, NotPermitted, Unanswered, WatchExpired
+from keyloft.errors import DatabaseError, KeyloftError, NotPermitted, Unanswered, WatchExpired
 from keyloft.nats.connection import cancel, flush
 from keyloft.nats.errors import refused
 from keyloft.nats.events import Event, EventMessage, decode
@@ -70,12 +70,17 @@ class RemoteWatch(AsyncClosing):
         self._drained = asyncio.Event()
         """Set when an event was missed, and all that have arrived are reported."""
         self._failure: Exception | None = None
+        self._beginning = asyncio.Lock()
         self._keeping: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def __repr__(self) -> str:
         state = "ended" if self._is_closed else "not begun" if self._keeping is None else "open"
         return f"<RemoteWatch of {self._client!r}, {state}>"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     @property
     def reported_to(self) -> int | None:
@@ -98,9 +103,10 @@ class RemoteWatch(AsyncClosing):
             while self.unread:
                 if (event := self._report(self.unread.popleft())) is not None:
                     return event
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
+            if (failure := self._failure) is not None:
                 await self.aclose()
+                # Forgotten once it is raised: a caller that is cancelled while the watch ends may ask again.
+                self._failure = None
                 raise failure
             if self._is_closed:
                 raise StopAsyncIteration
@@ -115,9 +121,11 @@ class RemoteWatch(AsyncClosing):
         self._arrived.set()
         if was_closed:
             return
-        if self._keeping is not None:
-            await cancel(self._keeping)
-        await self._leave()
+        try:
+            if self._keeping is not None:
+                await cancel(self._keeping)
+        finally:
+            await self._leave()
 
     def fail(self, error: Exception) -> None:
         """End the watch with an error, once what has arrived is reported."""
@@ -169,13 +177,22 @@ class RemoteWatch(AsyncClosing):
 
     async def _begin(self) -> None:
         if self._keeping is None and not self._is_closed:
-            try:
-                await self._ask()
-            except BaseException:
-                await self._leave()  # `__aexit__` does not run
+            async with self._beginning:
+                if self._keeping is None and not self._is_closed:
+                    await self._begin_alone()
+
+    async def _begin_alone(self) -> None:
+        try:
+            await self._ask()
+        except BaseException as error:
+            await self._leave()  # `__aexit__` does not run
+            if not self._is_closed or not isinstance(error, KeyloftError):
                 raise
-            self._keeping = asyncio.create_task(self._keep(), name=f"keyloft watch {self._subject}")
-            self._client.watches[self] = self._subject
+        if self._is_closed:  # while it began
+            await self._leave()
+            return
+        self._keeping = asyncio.create_task(self._keep(), name=f"keyloft watch {self._subject}")
+        self._client.watches[self] = self._subject
 
     async def _ask(self) -> None:
         """Ask for a lease, subscribe to its subject, and let the service begin to publish."""
@@ -206,10 +223,12 @@ class RemoteWatch(AsyncClosing):
         self._client.watches.pop(self, None)
         subscription, self._subscription = self._subscription, None
         nats = self._client.nats
-        if subscription is not None and nats.is_connected:
+        if subscription is not None and not nats.is_closed:
             with contextlib.suppress(NatsError, OSError):
+                # Without a connection, too: otherwise nats-py would subscribe again when it has one.
                 await subscription.unsubscribe()
-                await nats.publish(self._operation, to_json({"subject": self._subject, "end": True}))
+                if nats.is_connected:
+                    await nats.publish(self._operation, to_json({"subject": self._subject, "end": True}))
 
     async def _renew(self) -> None:
         """Renew the lease; if something was missed, the service publishes again."""

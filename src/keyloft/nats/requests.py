@@ -1,5 +1,6 @@
 """Requests that a service has accepted, what they ask for, and their order within their owner."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Optional, Protocol
@@ -8,6 +9,7 @@ from msgspec import Struct
 
 from keyloft.core.records import Batch, Committed, Conflict, Get, Record
 from keyloft.errors import KeyloftError
+from keyloft.nats import payloads
 from keyloft.nats.meters import Meter
 
 
@@ -30,6 +32,8 @@ class Operation:
     name: str
     reply_bytes: int = 0
     """How many bytes are reserved for the reply before a request is begun: the most that it takes; 0 if it is short."""
+    most_bytes: int = sys.maxsize
+    """How large a message may be. A larger one is refused by its size, most of it before it has arrived."""
     holds_requests: bool = False
     """Whether its messages hold several requests (`many.py`)."""
     variants: Mapping[str, "Operation"] = {}
@@ -53,6 +57,10 @@ class Operation:
     def read_all(self, about: Any, data: bytes, /) -> Sequence[Any] | None:
         """What the requests of a `many` ask for, if all of them are ordinary ones of this operation; else None."""
         return None
+
+    def too_large(self, size: int) -> KeyloftError:
+        """The error of a message that has more than `most_bytes`."""
+        return payloads.too_large(size, self.most_bytes)
 
     def reply(self, content: Any, outcome: Any, /) -> bytes:
         """The reply, made from what `read` returned and its outcome; a Call makes its own."""
@@ -127,6 +135,19 @@ class RefusedOperation(NoOperation):
 
     def read(self, about: Any, data: bytes, /) -> NoReturn:
         raise self._kind(self._message)
+
+
+class TooLargeMessage(NoOperation):
+    """Stands for the operation of a message that is larger than the operation takes, and was skipped unread."""
+
+    def __init__(self, operation: Operation, size: int) -> None:
+        """`size` is how many bytes the message had."""
+        self.name = operation.name
+        self._operation = operation
+        self._size = size
+
+    def read(self, about: Any, data: bytes, /) -> NoReturn:
+        raise self._operation.too_large(self._size)
 
 
 class ReplyCollector(Protocol):

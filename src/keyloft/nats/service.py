@@ -4,13 +4,24 @@ import asyncio
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self, TypeAlias
 
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.micro.service import EndpointInfo, EndpointStats, Service, ServiceConfig, ServiceInfo, ServiceStats
+from nats.micro.service import (
+    EndpointInfo,
+    EndpointStats,
+    Service,
+    ServiceConfig,
+    ServiceInfo,
+    ServicePing,
+    ServiceStats,
+    ServiceVerb,
+    control_subject,
+)
 
 import keyloft
 from keyloft import limits
@@ -26,6 +37,7 @@ from keyloft.nats.intake import Intake
 from keyloft.nats.messages import NatsConnection
 from keyloft.nats.meters import OTHER, ServiceMeters
 from keyloft.nats.overload import OverloadLog
+from keyloft.nats.payloads import to_json
 from keyloft.nats.publications import Watchable
 from keyloft.nats.publisher import EventPublisher
 from keyloft.nats.reporting import EventSubject, Route
@@ -36,6 +48,11 @@ from keyloft.nats.watch_operation import WatchOperation
 
 # nats-py calls datetime.utcnow(), which Python 3.12 deprecates; a program that makes warnings errors could not serve.
 warnings.filterwarnings("ignore", r"datetime\.datetime\.utcnow", DeprecationWarning, r"nats\.micro")
+
+Metadata: TypeAlias = Mapping[str, str] | Callable[[], Awaitable[Mapping[str, str]]]
+"""What an instance says about itself to `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`. A function is called each time."""
+
+_DiscoveryAnswer: TypeAlias = ServicePing | ServiceInfo | ServiceStats
 
 
 class NatsService(AsyncClosing):
@@ -60,7 +77,7 @@ class NatsService(AsyncClosing):
         deadline: float,
         bounds: IntakeBounds,
         meters: ServiceMeters,
-        metadata: Mapping[str, str] | None,
+        metadata: Metadata | None,
         lease_seconds: float = limits.LEASE_SECONDS,
     ) -> None:
         self.nats = nats
@@ -75,7 +92,7 @@ class NatsService(AsyncClosing):
         self._queue = queue
         self._deadline = deadline
         self.bounds = bounds
-        self._metadata = dict(metadata or {})
+        self._metadata: Metadata = metadata or {}
         self._state = "not started"
         self._subscriptions: list[Subscription] = []
         self.intake: Intake | None = None
@@ -144,12 +161,11 @@ class NatsService(AsyncClosing):
         self.publisher.start()
         for watch in self._watches.values():
             watch.serve(engine, self.publisher)
-        config = ServiceConfig(self.name, keyloft.__version__, self.description, self._metadata)
-        self._discovery = _Discovery(self, config)
+        self._discovery = _Discovery(self)
         await self._discovery.start()
-        # nats-py sends a ping before what is in its buffer: the flush of the discovery sends the subscriptions, this
-        # one waits for them.
-        await self.nats.flush()
+        # nats-py sends a ping before what is in its buffer. The first flush sends the subscriptions, the second waits.
+        for _ in range(2):
+            await self.nats.flush()
         self._state = "serving"
         refused = self.nats.refused if isinstance(self.nats, NatsConnection) else ()
         served = [f"{prefix}{self._subject_form}" for prefix in self._prefixes if f"{prefix}>".lower() not in refused]
@@ -327,6 +343,10 @@ class NatsService(AsyncClosing):
         endpoint.num_errors += times
         endpoint.last_error = code
 
+    async def metadata(self) -> dict[str, str]:
+        """What this instance says about itself, as of now."""
+        return dict(await self._metadata() if callable(self._metadata) else self._metadata)
+
     def counted(self) -> list[EndpointStats]:
         """The operations and what was counted of each, as `$SRV.STATS` shows it."""
         found = [self._endpoints[name] for name in self._operations]
@@ -340,9 +360,34 @@ class NatsService(AsyncClosing):
 class _Discovery(Service):
     """Answers the discovery requests of NATS for a service that subscribes to its other requests itself."""
 
-    def __init__(self, service: NatsService, config: ServiceConfig) -> None:
-        super().__init__(service.nats, config)
+    def __init__(self, service: NatsService) -> None:
+        super().__init__(service.nats, ServiceConfig(service.name, keyloft.__version__, service.description))
         self.service = service
+        self._answering: list[Subscription] = []
+
+    async def start(self) -> None:
+        """Subscribe; not with the methods of nats-py, whose answers have the metadata of the start."""
+        name = self.service.name
+        answers: dict[ServiceVerb, Callable[[], _DiscoveryAnswer]]
+        answers = {ServiceVerb.PING: self._ping, ServiceVerb.INFO: self.info, ServiceVerb.STATS: self.stats}
+        for verb, made in answers.items():
+            for named in ({}, {"name": name}, {"name": name, "id": self.id}):
+                answer = partial(self._answer, made)
+                self._answering.append(await self.service.nats.subscribe(control_subject(verb, **named), cb=answer))
+
+    async def stop(self) -> None:
+        subscriptions, self._answering = self._answering, []
+        for subscription in subscriptions:
+            await subscription.drain()  # type: ignore[no-untyped-call]
+
+    async def _answer(self, made: Callable[[], _DiscoveryAnswer], message: Msg) -> None:
+        metadata = await self.service.metadata()
+        answer = made()
+        answer.metadata = metadata
+        await message.respond(to_json(answer.to_dict()))
+
+    def _ping(self) -> ServicePing:
+        return ServicePing(id=self.id, name=self.service.name, version=keyloft.__version__)
 
     def info(self) -> ServiceInfo:
         info = super().info()

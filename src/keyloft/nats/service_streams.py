@@ -48,18 +48,17 @@ class ServiceStreams:
         self._count: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
 
-    def check_room(self, owner: str, keys: Sequence[str] | None) -> None:
-        """Raises:
-        QuotaExceeded: An owner has too many streams, or they watch too many keys.
+    def add(self, stream: "ServiceStream", owner: str, keys: Sequence[str] | None) -> None:
+        """Count a stream that is about to begin.
+
+        Raises:
+            QuotaExceeded: Its owner has too many streams, or they watch too many keys.
         """
         if self._count[owner] >= limits.OWNER_STREAMS:
             raise QuotaExceeded(f"{owner} has {limits.OWNER_STREAMS:,} event streams already: end some of them")
         if self._bytes[owner] + watched_bytes(keys) > limits.OWNER_STREAM_BYTES:
             rule = f"may take {limits.OWNER_STREAM_BYTES:,} bytes in all: watch a prefix, or end some streams"
             raise QuotaExceeded(f"the keys of {owner}'s event streams {rule}")
-
-    def add(self, stream: "ServiceStream", owner: str, keys: Sequence[str] | None) -> None:
-        """Count a stream that begins."""
         self._open.add(stream)
         self._count[owner] += 1
         self._bytes[owner] += watched_bytes(keys)
@@ -104,7 +103,6 @@ class ServiceStream(Call):
         if wanted.subject is not None:
             rule = "over HTTP, events arrive in the response, and a watch ends with its connection"
             raise InvalidArgument(f"subject: {rule}; leave it out")
-        self._streams.check_room(self._streams.watchable.owner(wanted.names), wanted.keys)
         return wanted
 
     def key(self, content: WatchRequest) -> str:
@@ -112,17 +110,23 @@ class ServiceStream(Call):
 
     async def carry_out(self, content: WatchRequest) -> tuple[bytes, None]:
         streams, since = self._streams, content.since
-        if since is None:
-            [since] = await streams.engine.read(Latest())
-        else:
-            await streams.engine.read(Changes(LogPosition(since)))  # raises HistoryGone
-        if not self._has_ended:  # the client may be gone by now
-            asks = streams.watchable.asks(content.names, content.prefix, content.keys)
-            self._wanted = content
-            streams.add(self, streams.watchable.owner(content.names), content.keys)
-            self._changes = ChangeReader(streams.engine.follow(*asks, woken=self._woken.set, since=since), since)
-            if self._changes.has_more:
-                self._woken.set()
+        owner = streams.watchable.owner(content.names)
+        # Counted before the first wait: otherwise, streams that begin at the same time would exceed the bounds.
+        streams.add(self, owner, content.keys)
+        try:
+            if since is None:
+                [since] = await streams.engine.read(Latest())
+            else:
+                await streams.engine.read(Changes(LogPosition(since)))  # raises HistoryGone
+            if not self._has_ended:  # the client may be gone by now, or the service may end
+                asks = streams.watchable.asks(content.names, content.prefix, content.keys)
+                self._wanted = content
+                self._changes = ChangeReader(streams.engine.follow(*asks, woken=self._woken.set, since=since), since)
+                if self._changes.has_more:
+                    self._woken.set()
+        finally:
+            if self._changes is None:
+                streams.discard(self, owner, content.keys)
         return payloads.to_json({"success": True, "version": since}), None
 
     # As a stream
@@ -134,6 +138,8 @@ class ServiceStream(Call):
             HistoryGone: The change log no longer has them: read everything, then watch again.
         """
         changes, wanted = self._changes, self._wanted
+        if self._has_ended:
+            return []
         assert changes is not None, "it is carried out"
         assert wanted is not None, "it is carried out"
         watchable = self._streams.watchable

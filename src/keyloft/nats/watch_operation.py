@@ -11,11 +11,11 @@ from nats.errors import Error as NatsError
 from keyloft import limits
 from keyloft.core.engine import Engine, write
 from keyloft.core.records import Batch, Changes, Check, Committed, Delete, Get, Latest, LogPosition, Touch
-from keyloft.errors import HistoryGone, InvalidArgument, NotPermitted, QuotaExceeded, Stalled, WatchExpired
+from keyloft.errors import HistoryGone, InvalidArgument, NotPermitted, Stalled, WatchExpired
 from keyloft.nats import payloads
 from keyloft.nats.errors import NEWER_PERMISSIONS
 from keyloft.nats.events import EVENTS, WATCH
-from keyloft.nats.leases import SPACE, Lease, new_id, read_lease, stored, watched_bytes
+from keyloft.nats.leases import SPACE, Lease, new_id, read_lease, stored
 from keyloft.nats.messages import NatsConnection
 from keyloft.nats.publications import Watchable
 from keyloft.nats.publisher import EventPublisher
@@ -45,6 +45,7 @@ class WatchOperation(Call):
     """
 
     name = WATCH
+    most_bytes = limits.WATCH_REQUEST_BYTES
     shows_entries = False
 
     def __init__(self, nats: Nats, prefix: str, watchable: Watchable, lease_seconds: float) -> None:
@@ -93,25 +94,23 @@ class WatchOperation(Call):
     async def _begin(self, engine: Engine, publisher: EventPublisher, request: WatchRequest) -> Lease:
         subject = f"{self._prefix}{'.'.join(request.names)}.{EVENTS}.{(lease_id := new_id())}"
         await self._check_permitted(subject)
-        await publisher.following()
-        owner = self._watchable.owner(request.names)
-        self._check_bounds(publisher, owner, request)
-        if request.since is None:
-            [since] = await engine.read(Latest())
-        else:
-            since = request.since
-            await engine.read(Changes(LogPosition(since)))  # raises HistoryGone
-        lease = Lease(
-            subject=subject,
-            names=request.names,
-            publisher=publisher.instance.id,
-            since=since,
-            prefix=request.prefix,
-            keys=request.keys,
-        )
         row = publisher.rows.lease(request.names, lease_id)
-        done = await write(engine, stored(row, lease, expire_in=self._expire_in))
-        publisher.know(row, lease, done.version)
+        async with publisher.beginning(row, self._watchable.owner(request.names), request.keys):
+            if request.since is None:
+                [since] = await engine.read(Latest())
+            else:
+                since = request.since
+                await engine.read(Changes(LogPosition(since)))  # raises HistoryGone
+            lease = Lease(
+                subject=subject,
+                names=request.names,
+                publisher=publisher.instance.id,
+                since=since,
+                prefix=request.prefix,
+                keys=request.keys,
+            )
+            done = await write(engine, stored(row, lease, expire_in=self._expire_in))
+            publisher.know(row, lease, done.version)
         return lease
 
     async def _check_permitted(self, subject: str) -> None:
@@ -133,13 +132,6 @@ class WatchOperation(Call):
             refused = f"{self._prefix}*.{EVENTS}.*"
             raise NotPermitted(f"watch: NATS does not let the service publish to {refused}: {NEWER_PERMISSIONS}")
         self._permitted_at = reconnects
-
-    def _check_bounds(self, publisher: EventPublisher, owner: str, request: WatchRequest) -> None:
-        if publisher.lease_count[owner] >= limits.OWNER_LEASES:
-            raise QuotaExceeded(f"{owner} has {limits.OWNER_LEASES:,} watches already: end some of them")
-        if publisher.lease_bytes[owner] + watched_bytes(request.keys) > limits.OWNER_LEASE_BYTES:
-            rule = f"may take {limits.OWNER_LEASE_BYTES:,} bytes in all: watch a prefix, or end some watches"
-            raise QuotaExceeded(f"the keys of {owner}'s watches {rule}")
 
     async def _renew(self, engine: Engine, publisher: EventPublisher, request: WatchRequest) -> Lease:
         row = self._row(publisher, request)
@@ -228,8 +220,7 @@ def _check_keys(prefix: object, keys: object) -> None:
 
 def _fields(data: bytes) -> dict[str, Any]:
     if len(data) > (most := limits.WATCH_REQUEST_BYTES):
-        payloads.check_json(data)
-        raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {most}")
+        raise payloads.too_large(len(data), most)
     fields, _ = payloads.read(b"{}" if payloads.is_empty(data) else data)
     payloads.refuse_unknown(fields, _FIELDS)
     return fields
