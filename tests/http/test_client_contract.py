@@ -52,6 +52,9 @@ THE_CHANGE_LOG: Final = (
     "test_who_follows_the_log_gets_an_expiry_after_the_put_that_it_ends",
     "test_who_follows_the_log_and_falls_behind_gets_no_older_change_after_a_newer_one",
     "test_all_up_to_where_a_follower_of_the_log_has_reached_was_reported",
+    "test_a_follower_of_the_log_learns_of_an_entry_that_has_expired_when_it_is_written",
+    "test_an_entry_that_one_batch_puts_and_touches_is_logged_as_put",
+    "test_who_follows_the_log_from_a_version_gets_an_entry_that_a_long_batch_puts_and_touches",
 )
 WHAT_HAS_EXPIRED: Final = (
     "test_due_gives_what_expired_after_a_moment_and_what_is_next",

@@ -129,6 +129,7 @@ async def test_several_keys_are_read_in_order_as_of_one_moment(api: RunningApi) 
     assert problem(broken) == (400, "INVALID_JSON")
     form = await api.send("POST", "/v1/get", data={"keys": "a"})
     assert problem(form) == (415, "UNSUPPORTED_MEDIA_TYPE")
+    assert "curl -d" in form.json()["detail"]
 
 
 async def test_an_atomic_writes_all_of_its_mutations_and_reports_on_each(api: RunningApi) -> None:

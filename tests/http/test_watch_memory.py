@@ -215,6 +215,40 @@ async def test_a_backlog_that_a_killed_service_did_not_finish_is_resumed(tmp_pat
     assert found == {f"w/={number}" for number in range(40)}
 
 
+async def test_listeners_that_do_not_read_do_not_hold_up_the_others(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HTTP_UNSENT_SECONDS", LONGEST_SECONDS)  # they are not cut off
+    first = await put(api, "w/first", b"")
+    for number in range(12):
+        await put(api, f"w/={number}", b"x" * 1_000_000)
+    with ExitStack() as closing:
+        for number in range(6):  # each begins with a later event than the one before it
+            deaf(closing, api.port, f"/v1/watch?prefix=w&since={first + number}")
+        async with asyncio.timeout(LONGEST_SECONDS / 2), api.watch(f"prefix=w&since={first}") as events:
+            assert (await events.next())[0] == "ready"
+            await keys_until(events, 12)
+            for number in range(12, 16):
+                await put(api, f"w/={number}", b"x" * 1_000_000)
+                assert f"w/={number}" in await keys_until(events, 1)
+        await until(lambda: api.context.meters.watches == 6)
+
+
+async def test_a_listener_that_reads_late_misses_nothing_and_stays_connected(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HTTP_UNSENT_SECONDS", LONGEST_SECONDS)
+    async with api.watch("prefix=w") as events, api.watch("prefix=w") as late:
+        assert (await events.next())[0] == (await late.next())[0] == "ready"
+        for number in range(16):  # more than the buffers of the operating system hold
+            await put(api, f"w/={number}", b"x" * 1_000_000)
+            assert f"w/={number}" in await keys_until(events, 1)
+        assert len(await keys_until(late, 16)) >= 16
+        await put(api, "w/last", b"")
+        for each in (events, late):
+            assert await keys_until(each, 1) == ["w/last"]
+
+
 @pytest.mark.slow
 async def test_a_large_event_is_written_to_many_listeners_only_as_there_is_room(
     api: RunningApi, monkeypatch: pytest.MonkeyPatch

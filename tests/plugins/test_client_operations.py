@@ -168,6 +168,9 @@ async def test_an_update_is_made_again_until_no_one_was_faster(client: DatabaseC
         await client.kv.update("new", lambda _: object())
     with pytest.raises(ZeroDivisionError):
         await client.kv.update("new", lambda _: 1 / 0)
+    with pytest.raises(TypeError) as raised:
+        await client.kv.update("absent", lambda n: n + 1)
+    assert "pass default=" in raised.value.__notes__[0]
 
 
 async def test_an_update_that_changes_the_value_in_place_and_returns_none_is_refused(client: DatabaseClient) -> None:

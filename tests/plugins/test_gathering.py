@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -189,6 +191,22 @@ async def test_a_message_whose_callers_have_given_up_is_let_go(nats_url: str, tm
         assert got is None
         assert client.sender is not None
         assert client.sender.sent == []
+
+
+async def test_calls_behind_one_that_can_not_be_sent_time_out_as_well() -> None:
+    async with (
+        private_server() as server,
+        await DatabaseClient.connect(server.url, plugin_name="trivia", timeout=0.5) as client,
+        asyncio.timeout(SECONDS),
+    ):
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for _ in range(3):  # the first are more than the socket takes
+                calls = [client.kv.set(f"k{number}", "x" * 60_000) for number in range(500)]
+                done = await asyncio.gather(*calls, return_exceptions=True)
+                assert {type(outcome) for outcome in done} == {keyloft.TimedOut}
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
 
 
 async def test_large_requests_go_into_several_messages(client: DatabaseClient, service: DatabaseService) -> None:

@@ -166,7 +166,7 @@ def test_a_value_of_900_levels_is_set_and_got_whatever_the_caller_s_stack(levels
     run_in_thread(lambda: descend(sys.getrecursionlimit() - 150))
 
 
-@pytest.mark.parametrize("levels", [901, 1000, 5000, 30_000, 500_000])
+@pytest.mark.parametrize("levels", [901, 1000, 5000, 30_000])
 def test_deeper_values_are_refused_by_their_depth(levels: int) -> None:
     for value in (nested(levels), b"[" * levels):
         with pytest.raises(InvalidArgument, match="900 levels") as raised:
@@ -200,10 +200,12 @@ def test_a_set_is_read_as_a_slow_and_strict_reader_reads_it(data: bytes, name: s
 def test_a_large_request_for_a_key_is_not_read_either() -> None:
     padding = b'"' + b"x" * 20_000 + b'"'
     for read in (wire.deleting, wire.listing):
-        with pytest.raises(InvalidArgument, match="at most 16384"):
-            read("p", b'{"key":"k","other":' + padding + b"}")
-        with pytest.raises(InvalidJson):
-            read("p", b"x" * 20_000)
+        for data in (b'{"key":"k","other":' + padding + b"}", b"x" * 20_000):
+            with pytest.raises(InvalidArgument, match="at most 16384"):
+                read("p", data)
+    for data in (b'{"key":"k","value":' + b"[" * 500_000, b"x" * 500_000):
+        with pytest.raises(ValueTooLarge, match="bytes as sent, 65,536 allowed"):
+            wire.setting("p", data)
 
 
 @pytest.mark.parametrize("name", ["Key", "KEY", "_key", "k_e_y", "\u212aey"])

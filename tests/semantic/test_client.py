@@ -27,6 +27,7 @@ from keyloft.semantic import (
 
 CURSOR = Semantics("cursor", producer="harvester", consumer_hints=("search", "ui"))
 SPOT = "tenant/acme/project/web"
+SECONDS = 30
 
 
 @pytest.fixture
@@ -278,3 +279,70 @@ async def test_an_answer_that_got_lost_is_asked_for_again(nats_url: str, store: 
     assert [record.action async for record in store.audit(f"{SPOT}/k")] == ["put"]
     await service.stop()
     await asyncio.gather(connection.close(), other.close())
+
+
+@pytest.mark.parametrize("kind", ["watch", "changes"])
+async def test_a_watch_of_entries_goes_on_after_a_restart_of_the_service(
+    kind: str, client: SemanticClient, service: SemanticService
+) -> None:
+    about: dict[str, Any] = {"writer": "harvester:sync", "semantics": CURSOR}
+    watch: Any = client.watch("docs/delta") if kind == "watch" else client.changes("docs/")
+    async with watch, asyncio.timeout(SECONDS):
+        if kind == "watch":
+            assert await anext(watch) is None
+        await client.put("docs/delta", "abc", expected_version=0, **about)
+        while "docs/delta" not in [event.key for event in watch.events.unread]:
+            await asyncio.sleep(0.001)
+        await service.stop()
+        following = asyncio.ensure_future(anext(watch))
+        await asyncio.wait([following], timeout=0.3)  # it meets the outage
+        await service.start()
+        found = await following
+    entry = found if kind == "watch" else found[f"{SPOT}/docs/delta"]
+    assert entry.value == "abc"
+
+
+async def test_a_watch_of_entries_ends_with_its_connection(nats_url: str, service: SemanticService) -> None:
+    connection = await nats.connect(nats_url)
+    client = SemanticClient(connection, "acme", "web", prefix="client.semantic")
+    async with client.watch("docs/delta") as watch, asyncio.timeout(SECONDS):
+        assert await anext(watch) is None
+        await client.put("docs/delta", "abc", expected_version=0, writer="harvester:sync", semantics=CURSOR)
+        while "docs/delta" not in [event.key for event in watch.events.unread]:
+            await asyncio.sleep(0.001)
+        await connection.close()
+        with pytest.raises(keyloft.Unanswered):
+            await anext(watch)
+
+
+async def test_a_watch_of_an_entry_that_missed_events_reads_it_again_also_after_an_outage(
+    client: SemanticClient, service: SemanticService, store: SemanticStore
+) -> None:
+    async with client.watch("docs/delta") as watch, asyncio.timeout(SECONDS):
+        assert await anext(watch) is None
+        await service.stop()
+        watch.events.fail(keyloft.HistoryGone())
+        with pytest.raises(keyloft.Unanswered):
+            await anext(watch)
+        await store.put(f"{SPOT}/docs/delta", "abc", expected_version=0, writer="harvester:sync", semantics=CURSOR)
+        await service.start()
+        entry = await anext(watch)
+        assert entry is not None
+        assert entry.value == "abc"
+
+
+async def test_a_watch_of_an_entry_that_is_closed_when_it_has_missed_events_does_not_begin_again(
+    client: SemanticClient,
+) -> None:
+    watch = client.watch("docs/delta")
+    async with asyncio.timeout(SECONDS):
+        assert await anext(watch) is None
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+        watch.events.fail(keyloft.HistoryGone())
+        await asyncio.sleep(0)  # it ends the events now
+        assert watch.events.is_closed
+        await watch.aclose()
+        await asyncio.wait([waiting])
+    assert isinstance(waiting.exception(), StopAsyncIteration)
+    assert not client.watches

@@ -156,6 +156,19 @@ class TestUpdate:
         assert entry.value == {"names": []}
         assert (await store.update(KEY, lambda _: None, writer="w")).value is None, "None is a value like any other"
 
+    async def test_an_update_inside_the_function_of_another_one_of_the_key_is_refused(
+        self, store: SemanticStore
+    ) -> None:
+        async def nested(value: int) -> int:
+            await store.update(f"{KEY}-2", lambda _: 2, writer="w", semantics=CURSOR)
+            return int((await store.update(KEY, lambda inner: inner + 1, writer="w")).value)
+
+        await store.put(KEY, 0, expected_version=0, writer="w", semantics=CURSOR)
+        async with asyncio.timeout(20):
+            with pytest.raises(InvalidArgument, match=r"^change: .*already updates .*return the new value"):
+                await store.update(KEY, nested, writer="w")
+            assert (await store.update(KEY, lambda value: value + 5, writer="w")).value == 5
+
     async def test_updates_at_once_lose_nothing(self, store: SemanticStore) -> None:
         async def add(number: int) -> None:
             await store.update(

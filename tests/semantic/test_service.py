@@ -186,7 +186,7 @@ class TestSemanticRefusals:
             ("put", b"[1]", "VALIDATION_ERROR", "object"),
             ("put", b'{"key": "a", "key": "b"}', "INVALID_JSON", "twice"),
             ("put", b'{"value":' + b"[" * 5000 + b"]" * 5000 + b"}", "VALIDATION_ERROR", "deep"),
-            ("put", b"x" * 900_000, "INVALID_JSON", "Invalid JSON: invalid character"),
+            ("put", b"x" * 900_000, "VALUE_TOO_LARGE", "got 900,000 bytes"),
             ("put", b'"' + b"x" * 900_000 + b'"', "VALUE_TOO_LARGE", "65,536"),
             *[("put", {k: v for k, v in PUT.items() if k != name}, "MISSING_FIELD", name) for name in list(PUT)[:5]],
             ("put", {**PUT, "semantics": {}}, "MISSING_FIELD", "semantics.purpose"),

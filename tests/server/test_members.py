@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from keyloft.nats.connection import connect
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.server.config import Config
 from keyloft.server.isolation import isolate
-from keyloft.server.members import QueueGroup, find_services
+from keyloft.server.members import QueueGroup, find_services, store_of
+from tests.cli.commands import SURROUNDINGS, run_command
 from tests.server.test_serve import Serving, refused, serving
 from tests.support.nats import private_server
 
@@ -44,10 +46,14 @@ async def served_by(
     await stack.enter_async_context(service)
 
 
+async def mine() -> str:
+    return MINE
+
+
 async def check(url: str, **settings: Any) -> None:
     client = await connect(url, name="test")
     try:
-        await QueueGroup(config(**settings), MINE).check(client, None)
+        await QueueGroup(config(**settings), mine).check(client, None)
     finally:
         await client.close()
 
@@ -91,6 +97,14 @@ async def test_a_member_that_tells_no_store_is_a_warning(caplog: pytest.LogCaptu
     assert "does not say which store it serves" in caplog.text
 
 
+async def test_while_the_database_does_not_answer_the_last_known_id_counts() -> None:
+    async with BotDatabase() as db:
+        store = store_of(await db.engine(), MINE)
+        known = await store()
+        assert known != MINE
+    assert await store() == known
+
+
 # As processes
 
 
@@ -113,6 +127,66 @@ async def test_the_id_is_shown_wherever_an_operator_looks(tmp_path: Path) -> Non
             assert (about["store"], about["prefixes"], about["pid"]) == (store, prefixes, str(served.process.pid))
         await client.close()
         assert [one.what for one in await doctor.examine(str(file)) if one.code == "store"] == [f"its id is {store}"]
+
+
+@pytest.mark.slow
+async def test_after_a_restore_the_health_page_shows_the_new_id_and_doctor_compares_it(tmp_path: Path) -> None:
+    async with private_server() as server, serving(tmp_path, "--nats", server.url) as served:
+        [file] = tmp_path.glob("*.db")
+        before = (await admin.stats(file)).store
+        backup = tmp_path / "backup.sqlite"
+        await admin.backup(file, backup)
+        await admin.restore(backup, file, replace=True)
+        store = (await admin.stats(file)).store
+        assert store != before
+        assert await served.page("/healthz") == (200, f"ok\nstore {store}\n")
+        [port] = set(re.findall(r"http://127\.0\.0\.1:(\d+)", served.log))
+
+        async def severity(database: Path) -> str:
+            arguments = ("--nats", server.url, "--http", f"127.0.0.1:{port}", "--database", str(database))
+            command = ("doctor", "--json", *arguments)
+            _, found, _ = await asyncio.to_thread(run_command, SURROUNDINGS, *command, folder=tmp_path)
+            [finding] = [one for one in json.loads(found) if one["code"] == f"port {port}"]
+            return str(finding["severity"])
+
+        assert [await severity(file), await severity(backup)] == ["ok", "warning"]
+
+
+@pytest.mark.slow
+async def test_after_a_restore_instances_are_restarted_one_by_one(tmp_path: Path) -> None:
+    async with private_server() as server, serving(tmp_path, "--nats", server.url) as first:
+        [file] = tmp_path.glob("*.db")
+        before = (await admin.stats(file)).store
+        await admin.backup(file, tmp_path / "backup.sqlite")
+        await admin.restore(tmp_path / "backup.sqlite", file, replace=True)
+        store = (await admin.stats(file)).store
+        async with serving(tmp_path, "--nats", server.url) as second:
+            await second.logs("sharing the requests with another instance")
+            assert before not in second.log
+            client = await nats.connect(server.url)
+            for verb in ("PING", "INFO", "STATS"):
+                for name in ("keyloft-plugins", "keyloft-semantic"):
+                    answer = await client.request(f"$SRV.{verb}.{name}", b"", timeout=10)
+                    assert json.loads(answer.data)["metadata"]["store"] == store
+            await client.close()
+            first.process.terminate()
+            await first.ends()
+            async with serving(tmp_path, "--nats", server.url) as third:
+                await third.logs("sharing the requests with another instance")
+
+
+async def test_a_restore_while_members_are_asked_is_no_other_store() -> None:
+    async with private_server() as server, AsyncExitStack() as stack:
+        await served_by(stack, server.url, store=OTHER)
+        client = await connect(server.url, name="test")
+        stack.push_async_callback(client.close)
+        ids = iter([MINE, OTHER, OTHER])
+
+        async def store() -> str:
+            return next(ids)
+
+        await QueueGroup(config(), store).check(client, None)
+        assert next(ids, None) is None
 
 
 @pytest.mark.slow

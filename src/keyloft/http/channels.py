@@ -2,7 +2,8 @@
 
 An event is encoded once, and the same bytes are written to each listener's connection. A channel keeps its last events,
 so that a client that was away for a moment continues without another watch. It reads changes only once there is room
-for them in memory, and sends large ones as fast as its listeners read them.
+for them in memory, and sends large ones as fast as its listeners read them. A listener that is much slower than the
+others leaves the channel, and joins another one once it has read.
 """
 
 import asyncio
@@ -50,7 +51,8 @@ class EventListener:
     """One client of a channel.
 
     `write` takes the bytes of events; `has_read` waits for some seconds until the client has read most of them;
-    `cut_off` ends the connection of a client that does not read; `end` is called when there will be no more events.
+    `cut_off` ends the connection of a client that does not read; `leave` takes the version up to which the client knows
+    all changes, if the channel goes on without it; `end` is called when there will be no more events.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class EventListener:
         write: Callable[[bytes], None],
         has_read: Callable[[float], Awaitable[bool]],
         cut_off: Callable[[], None],
+        leave: Callable[[int], None],
         end: Callable[[], None],
     ) -> None:
         self.write = write
         self.has_read = has_read
         self.cut_off = cut_off
+        self.leave = leave
         self.end = end
         self.since = 0
         """The version up to which the client knows all changes."""
@@ -151,8 +155,8 @@ class EventChannel:
             return self._current is not None or self._is_state_next or not self._of_keys
         return self._first_kept <= since
 
-    def join(self, listener: EventListener, since: int | None) -> bool:
-        """Send a listener `ready` with its version, then the events from now on, or after a version.
+    def join(self, listener: EventListener, since: int | None, *, is_new: bool) -> bool:
+        """Send a listener `ready` with its version if it is new, then the events from now on, or after a version.
 
         Returns False if the channel has ended, or has dropped events that this listener needs.
         """
@@ -162,10 +166,14 @@ class EventChannel:
         listener.since = start - 1 if since is None and self._is_state_next else start
         # Where a state of keys follows, `ready` has no id: else a client that loses its connection before the state
         # arrives would not ask for it again.
-        ready = as_chunk(event_text("ready", None if self._of_keys and since is None else start, b"{}"))
+        ready = (
+            as_chunk(event_text("ready", None if self._of_keys and since is None else start, b"{}")) if is_new else b""
+        )
         if since is not None:
             # In one write: at a second one, the listener would count as one that has not read the first.
-            listener.write(b"".join([ready, *[event.data for event in self._events if event.concerns(since)]]))
+            known = b"".join([ready, *[event.data for event in self._events if event.concerns(since)]])
+            if known:
+                listener.write(known)
         else:
             listener.write(ready)
             if self._current is not None:
@@ -344,26 +352,48 @@ class EventChannel:
                     if chunk == _NO_CHUNK:
                         break
                     await self._write(chunk, listeners)
-                    await self._until_read()
+                    await self._until_part_is_read()
             finally:
                 self._is_sending = False
                 changes.clear()  # the traceback of a cancelled task would keep them
 
     async def _until_read(self) -> None:
-        """Wait until all listeners have read what was sent. A slow one is cut off, sooner if others wait for it."""
+        """Wait until a listener has read what was sent, and others that read as fast. Slower ones leave the channel."""
+        reading = {asyncio.ensure_future(each.has_read(limits.HTTP_ANSWER_SECONDS)): each for each in self.listeners}
+        try:
+            if reading:
+                await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(reading, timeout=limits.HTTP_READ_CHECK_SECONDS)
+            for read, listener in reading.items():
+                if read.done() and read.result():
+                    continue
+                self.listeners.pop(listener, None)
+                if read.done():
+                    listener.cut_off()
+                else:
+                    listener.leave(max(self.version, listener.since))
+        finally:
+            for read in reading:
+                read.cancel()
+
+    async def _until_part_is_read(self) -> None:
+        """Wait until all listeners have read a part of a state, of which none may be left out.
+
+        A slow one is cut off, sooner if others wait for it.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
+        pause = limits.HTTP_READ_CHECK_SECONDS
         for listener in list(self.listeners):
-            pause = limits.HTTP_READ_CHECK_SECONDS
             while not await listener.has_read(pause):
-                is_awaited = len(self.listeners) > 1 or (self._is_sending and self._memory.large_states.are_awaited)
+                is_awaited = len(self.listeners) > 1 or self._memory.large_states.are_awaited
                 most = limits.HTTP_UNSENT_SECONDS if is_awaited else limits.HTTP_ANSWER_SECONDS
                 left = began + most - loop.time()
+                pause = max(0, min(limits.HTTP_READ_CHECK_SECONDS, left))
                 if left <= 0:
                     listener.cut_off()
                     self.listeners.pop(listener, None)
                     break
-                pause = min(limits.HTTP_READ_CHECK_SECONDS, left)
 
     def _fail(self, error: KeyloftError) -> None:
         assert self._started is not None
@@ -372,9 +402,14 @@ class EventChannel:
             return
         if is_unexpected(error):
             self._failures.failed("a watch", error)
-        data = as_chunk(event_text("error", None, problem_of(error).reply().body))
+        data = failure_event(error)
         for listener in self.listeners:
             listener.write(data)
+
+
+def failure_event(error: KeyloftError) -> bytes:
+    """The event that ends a watch, as a chunk of the body."""
+    return as_chunk(event_text("error", None, problem_of(error).reply().body))
 
 
 _NO_CHUNK: Final = as_chunk(b"")

@@ -163,11 +163,7 @@ async def _value(request: HttpRequest) -> tuple[bytes, int]:
         return bytes_value(await request.body(limits.VALUE_BYTES))
     if kind == U64_TYPE:
         return u64_value((await request.body(limits.HTTP_SMALL_BODY_BYTES)).decode("latin-1").strip(), "body")
-    raise Problem(
-        415,
-        "UNSUPPORTED_MEDIA_TYPE",
-        f"Content-Type: expected application/json (for text, too, in quotes), application/octet-stream or {U64_TYPE}",
-    )
+    raise request.wrong_type(f"application/json (for text, too, in quotes), application/octet-stream or {U64_TYPE}")
 
 
 def _accepted(request: HttpRequest) -> set[str]:

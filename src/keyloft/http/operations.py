@@ -98,7 +98,7 @@ class OperationHandler:
         is_read = operation in _READS[self._area]
         self.check_scope(request.token, names, write=not is_read and operation not in _READ_BY_DEFAULT)
         if request.content_type() not in ("application/json", ""):
-            raise Problem(415, "UNSUPPORTED_MEDIA_TYPE", "Content-Type: expected application/json")
+            raise request.wrong_type("application/json")
         data = await self.access.body(request, names)
         if is_read:
             await request.room()

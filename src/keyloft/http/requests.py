@@ -175,6 +175,13 @@ class HttpRequest:
         """The type of the body, in lower case and without parameters; empty if there is none."""
         return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
 
+    def wrong_type(self, expected: str) -> Problem:
+        """The refusal of a body of another type than these."""
+        hint = ""
+        if self.content_type() == "application/x-www-form-urlencoded":
+            hint = ", got a form, as `curl -d` declares every body: add -H 'Content-Type: application/json'"
+        return Problem(415, "UNSUPPORTED_MEDIA_TYPE", f"Content-Type: expected {expected}{hint}")
+
     async def message(self, kind: type[msgspec.Struct], most: int) -> msgspec.Struct:
         """The body, JSON that has the fields of a struct.
 
@@ -183,7 +190,7 @@ class HttpRequest:
             InvalidInput: It lacks a field, or one is of the wrong type or unknown.
         """
         if self.content_type() not in ("application/json", ""):
-            raise Problem(415, "UNSUPPORTED_MEDIA_TYPE", "Content-Type: expected application/json")
+            raise self.wrong_type("application/json")
         return read_message(await self.body(most), kind)
 
 

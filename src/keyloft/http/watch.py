@@ -1,14 +1,15 @@
 """The routes of watches: changes as server-sent events."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 from keyloft import limits
 from keyloft.core.records import Get, Scan, Space
-from keyloft.errors import InvalidArgument
+from keyloft.errors import InvalidArgument, KeyloftError
 from keyloft.http import audit_log
-from keyloft.http.channels import EventChannel, EventListener, WatchedKeys
+from keyloft.http.channels import EventChannel, EventListener, WatchedKeys, failure_event
 from keyloft.http.connections import HttpConnection
 from keyloft.http.context import HttpContext
 from keyloft.http.descriptions import WATCH
@@ -53,6 +54,9 @@ class EventStream:
         self._request = request
         self._connection: HttpConnection = request.scope["connection"]
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._gone = asyncio.get_running_loop().create_future()
+        """Done when the client is gone, or has left `connected`."""
 
     @property
     def token(self) -> AccessToken:
@@ -72,16 +76,50 @@ class EventStream:
         if not self._connection.transport.get_write_buffer_size():
             self.write(HEARTBEAT)
 
-    async def until_end(self) -> None:
-        """Return when the client is gone, or there will be no more events; the answer is then complete."""
-        gone = asyncio.ensure_future(self._request.wait_for_end())
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        """Notice within the block that the client hangs up; after it, the answer is complete."""
+        self._gone = asyncio.ensure_future(self._request.wait_for_end())
         try:
-            await asyncio.wait([gone, self._ended], return_when=asyncio.FIRST_COMPLETED)
+            yield
         finally:
-            gone.cancel()
-            await asyncio.gather(gone, return_exceptions=True)
+            self._gone.cancel()
+            await asyncio.gather(self._gone, return_exceptions=True)
             self.end()
         await self._request.send({"type": "http.response.body", "body": b""})
+
+    async def until_end(self) -> int | None:
+        """Return when the client is gone, when there will be no more events, or when the client has left its channel.
+
+        Returns:
+            If it has left, the version up to which it knows all changes.
+        """
+        await asyncio.wait([self._gone, self._ended, self._left], return_when=asyncio.FIRST_COMPLETED)
+        if self._gone.done() or self._ended.done():
+            return None
+        version, self._left = self._left.result(), asyncio.get_running_loop().create_future()
+        return version
+
+    def leave(self, version: int) -> None:
+        """Note that the channel goes on without this client, which knows all changes up to a version."""
+        if not self._left.done():
+            self._left.set_result(version)
+
+    async def is_ready_again(self) -> bool:
+        """Wait until a client that has left its channel has read most of what was sent; one that does not is cut off.
+
+        Returns False if the client is gone, or there will be no more events.
+        """
+        reading = asyncio.ensure_future(self.has_read(limits.HTTP_ANSWER_SECONDS))
+        try:
+            await asyncio.wait([self._gone, self._ended, reading], return_when=asyncio.FIRST_COMPLETED)
+            if self._gone.done() or self._ended.done():
+                return False
+            if not reading.result():
+                self.cut_off()
+            return reading.result()
+        finally:
+            reading.cancel()
 
     def write(self, chunk: bytes) -> None:
         """Send a chunk with events; a client that does not read is cut off."""
@@ -150,21 +188,41 @@ class ChannelTable:
         return None
 
     async def _listen(self, store: str | None, asks: WatchedKeys, since: int | None, stream: EventStream) -> None:
+        async with stream.connected():
+            known = await self._on_a_channel(store, asks, since, stream, is_new=True)
+            # A channel goes on without a slow client, which joins another one as soon as it has read.
+            while known is not None and await stream.is_ready_again():
+                try:
+                    known = await self._on_a_channel(store, asks, known, stream, is_new=False)
+                except KeyloftError as error:
+                    stream.write(failure_event(error))
+                    break
+
+    async def _on_a_channel(
+        self, store: str | None, asks: WatchedKeys, since: int | None, stream: EventStream, *, is_new: bool
+    ) -> int | None:
+        """Let a client listen until it leaves the channel; then the version up to which it knows all changes."""
         await stream.room()
         channel = self._channel(store, asks, since, stream)
-        write = partial(self._write, stream)
-        listener = EventListener(write=write, has_read=stream.has_read, cut_off=stream.cut_off, end=stream.end)
+        listener = EventListener(
+            write=partial(self._write, stream),
+            has_read=stream.has_read,
+            cut_off=stream.cut_off,
+            leave=stream.leave,
+            end=stream.end,
+        )
         channel.users += 1
         try:
             await channel.start()
-            audit_log.read(stream.token, "watch", store, map(_shown, asks))
-            await stream.begin()
+            if is_new:
+                audit_log.read(stream.token, "watch", store, map(_shown, asks))
+                await stream.begin()
             await stream.room()
-            if not channel.join(listener, since):
+            if not channel.join(listener, since, is_new=is_new):
                 stream.end()  # its client connects again, and gets another channel
             if self._beating is None:
                 self._beating = asyncio.create_task(self._beat(), name="keyloft http heartbeats")
-            await stream.until_end()
+            return await stream.until_end()
         finally:
             channel.listeners.pop(listener, None)
             channel.users -= 1

@@ -23,6 +23,7 @@ from keyloft.core.records import (
     Space,
     Touch,
 )
+from keyloft.errors import ValueTooLarge
 from keyloft.nats.events import WATCH
 from keyloft.nats.many import Many
 from keyloft.nats.requests import Call, EngineWrite, Operation, PointRead
@@ -57,6 +58,7 @@ class PluginParsedGet(PluginPointRead):
 
 class PluginGet(PluginPointRead):
     read = staticmethod(wire.getting)
+    most_bytes = limits.PLUGIN_REQUEST_BYTES
 
     def __init__(self, db: BotDatabase) -> None:
         self.variants = {wire.META: PluginGetMeta(db)}
@@ -128,6 +130,7 @@ class PluginParsedSet(PluginPlainSet):
 
 class PluginSet(PluginPlainSet):
     read = staticmethod(wire.setting)
+    most_bytes = wire.LARGEST_SET
 
     def __init__(self) -> None:
         self.variants: Mapping[str, Operation] = {wire.CONDITIONAL: PluginConditionalSet()}
@@ -135,6 +138,9 @@ class PluginSet(PluginPlainSet):
 
     def read_all(self, about: str, data: bytes, /) -> list[Set] | None:
         return wire.setting_each(about, data)
+
+    def too_large(self, size: int) -> ValueTooLarge:
+        return wire.set_too_large(size)
 
 
 class PluginConditionalSet(EngineWrite):
@@ -161,6 +167,7 @@ class PluginConditionalSet(EngineWrite):
 
 class PluginDelete(PluginWrite):
     name = "delete"
+    most_bytes = limits.PLUGIN_REQUEST_BYTES
     read = staticmethod(wire.deleting)
 
     def reply(self, content: Delete, outcome: Committed | Conflict, /) -> bytes:
@@ -173,6 +180,7 @@ class PluginDelete(PluginWrite):
 
 class PluginIncrement(PluginWrite):
     name = "incr"
+    most_bytes = limits.PLUGIN_REQUEST_BYTES
     read = staticmethod(wire.incrementing)
 
     def reply(self, content: Add, outcome: Committed | Conflict, /) -> bytes:
@@ -182,6 +190,7 @@ class PluginIncrement(PluginWrite):
 
 class PluginTouch(PluginWrite):
     name = "touch"
+    most_bytes = limits.PLUGIN_REQUEST_BYTES
     read = staticmethod(wire.touching)
 
     def reply(self, content: Touch, outcome: Committed | Conflict, /) -> bytes:
@@ -211,6 +220,7 @@ class PluginSetMany(EngineWrite):
 
 class PluginDeleteMany(EngineWrite):
     name = "delete_many"
+    most_bytes = limits.KEYS_REQUEST_BYTES
     read = staticmethod(wire.deleting_many)
 
     def __init__(self, db: BotDatabase) -> None:
@@ -250,6 +260,7 @@ class PluginDeletePrefix(PluginCall):
 
 class PluginGetMany(PluginCall):
     name = "get_many"
+    most_bytes = limits.KEYS_REQUEST_BYTES
     reply_bytes = limits.PAGE_REPLY_BYTES
     read = staticmethod(wire.getting_many)
 
@@ -275,6 +286,7 @@ class PluginGetMany(PluginCall):
 
 class PluginList(PluginCall):
     name = "list"
+    most_bytes = limits.PLUGIN_REQUEST_BYTES
     reply_bytes = limits.PAGE_REPLY_BYTES
     read = staticmethod(wire.listing)
 
@@ -297,6 +309,7 @@ class PluginList(PluginCall):
 
 class PluginCounting(PluginCall):
     name = "count"
+    most_bytes = limits.PLUGIN_REQUEST_BYTES
     # As with lists, one count of a plugin at a time, since it may pass very many keys.
     reply_bytes = limits.PAGE_REPLY_BYTES
     read = staticmethod(wire.counting)
@@ -311,6 +324,7 @@ class PluginCounting(PluginCall):
 
 class PluginUsing(Call):
     name = "usage"
+    most_bytes = limits.PLUGIN_REQUEST_BYTES
     shows_entries = False  # the count may be a minute old
     read = staticmethod(wire.using)
 

@@ -47,7 +47,7 @@ class PluginKV:
         """
         if not meta:
             client = self._client
-            reply = client._accepted(await client._send("get", b'{"key":%b}' % to_json(rules.key(key))))
+            reply = client._accepted(await client._send("get", b'"key":%b}' % to_json(rules.key(key))))
             return reply["value"] if reply["exists"] else default
         reply = await self._client.request("get", {"key": rules.key(key), "meta": True})
         if not reply["exists"]:
@@ -134,7 +134,7 @@ class PluginKV:
         name, data = rules.key(key), rules.value(value)
         if ttl is ttl_seconds is expected_version is None and keep_ttl is if_absent is False:  # most of them
             client = self._client
-            client._accepted(await client._send("set", b'{"key":%b,"value":%b}' % (to_json(name), data)))
+            client._accepted(await client._send("set", b'"key":%b,"value":%b}' % (to_json(name), data)))
             return None
         fields: dict[str, Any] = {"key": name, "value": msgspec.Raw(data)}
         seconds = _ttl(ttl, ttl_seconds)
@@ -190,7 +190,7 @@ class PluginKV:
                 )
             else:
                 given, before = deepcopy(default), lambda: default
-            value = await updated(fn, given, before)
+            value = await updated(fn, given, before, is_default=not entry.exists)
             try:
                 await self.set(key, value, ttl=seconds, keep_ttl=seconds is None, expected_version=entry.version)
             except VersionConflict:

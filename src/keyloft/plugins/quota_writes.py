@@ -10,7 +10,7 @@ from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Add, Batch, Committed, Conflict, FailedCheck, Get, Mutation, Page, Record, Set
 from keyloft.core.values import decode_json
-from keyloft.errors import Undecodable
+from keyloft.errors import KeyloftError, Undecodable
 from keyloft.nats.requests import Call, EngineWrite, Operation
 from keyloft.plugins import rules, wire
 from keyloft.plugins.counting import KeyGrowth, growth
@@ -34,12 +34,16 @@ class QuotaWrite(Call):
     def __init__(self, plain: EngineWrite, db: BotDatabase, usage: PluginUsage) -> None:
         self.name = plain.name
         self.reply_bytes = plain.reply_bytes
+        self.most_bytes = plain.most_bytes
         self._plain = plain
         self._db = db
         self._usage = usage
 
     def read(self, about: str, data: bytes, /) -> Any:
         return self._plain.read(about, data)
+
+    def too_large(self, size: int) -> KeyloftError:
+        return self._plain.too_large(size)
 
     def written(self, content: Any) -> Collection[Hashable]:
         return [mutation.key for mutation in self._plain.batch(content).mutations]

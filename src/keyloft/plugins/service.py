@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +17,7 @@ from keyloft.nats.errors import is_unexpected, refusal, wire_code
 from keyloft.nats.meters import OTHER
 from keyloft.nats.reporting import Route
 from keyloft.nats.requests import Operation, Request
-from keyloft.nats.service import NatsService
+from keyloft.nats.service import Metadata, NatsService
 from keyloft.plugins import rules
 from keyloft.plugins.logs import OperationLog
 from keyloft.plugins.meters import Meters
@@ -58,7 +58,7 @@ class DatabaseService(NatsService):
         cleanup_every: float = limits.CLEANUP_SECONDS,
         usage: PluginUsage | None = None,
         meters: Meters | None = None,
-        metadata: Mapping[str, str] | None = None,
+        metadata: Metadata | None = None,
         lease_seconds: float = limits.LEASE_SECONDS,
     ) -> None:
         """Args:
@@ -72,7 +72,7 @@ class DatabaseService(NatsService):
         cleanup_every: Seconds between two removals of expired entries.
         usage: What plugins store, and their quotas; the caller closes it. Without it, there are no quotas.
         meters: Where to count the operations.
-        metadata: Shown for this instance by `$SRV.PING`.
+        metadata: Shown for this instance by `$SRV.PING`; a function is called each time.
         lease_seconds: How long a watch lasts unless its client renews it.
         """
         self._usage = usage or PluginUsage(db)

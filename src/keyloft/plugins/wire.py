@@ -32,7 +32,7 @@ _PLUGINS: Final = Space.PLUGINS
 _JSON: Final = Encoding.JSON
 
 # A character takes up to six bytes as an escape; the rest is for the key and the names of the fields.
-_LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + limits.PLUGIN_REQUEST_BYTES
+LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + limits.PLUGIN_REQUEST_BYTES
 # No value of such a set nests too deep: it has no room for the brackets.
 _LARGEST_ORDINARY_SET: Final = 2 * limits.PLUGIN_VALUE_DEPTH
 _SET_FIELDS: Final = ("key", "value", "ttl", "ttl_seconds", "if_absent", "expected_version", "keep_ttl")
@@ -307,10 +307,15 @@ def _check_sizes(values: Mapping[str, Raw]) -> None:
             raise ValueTooLarge(size, most, f"entries[{key!a}]: {ValueTooLarge(size, most)}")
 
 
+def set_too_large(size: int) -> ValueTooLarge:
+    """The error of a set that has so many bytes that its value is too large, whatever it is."""
+    most = limits.PLUGIN_VALUE_BYTES
+    return ValueTooLarge(size, most, f"value size exceeds 64KB limit: {size:,} bytes as sent, {most:,} allowed")
+
+
 def _large_set(plugin: str, data: bytes) -> Set:
-    if len(data) > _LARGEST_SET:
-        payloads.check_json(data)
-        raise ValueTooLarge(len(data), limits.PLUGIN_VALUE_BYTES)
+    if len(data) > LARGEST_SET:
+        raise set_too_large(len(data))
     with json_text.collecting_no_garbage(data):
         return set_carefully(plugin, data)
 
@@ -369,7 +374,6 @@ def _read_strictly(data: bytes, *known: str, most: int = limits.PLUGIN_REQUEST_B
 def _read_fields(data: bytes, most: int) -> dict[str, Any]:
     """The fields of a request. A far too large request is not read, so that it does not delay others."""
     if len(data) > most:
-        payloads.check_json(data)
-        raise InvalidArgument(f"the payload has {len(data)} bytes; this operation takes at most {most}")
+        raise payloads.too_large(len(data), most)
     fields, _ = payloads.read(data)
     return fields

@@ -1,14 +1,16 @@
 """The operations of the semantic store over NATS: what each message asks of the store, and the reply to it."""
 
+import sys
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any, Final
 
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
+from keyloft.errors import ValueTooLarge
 from keyloft.nats.events import WATCH
 from keyloft.nats.requests import Call, Operation, Variant
-from keyloft.semantic import keys, wire, workflow_wire
+from keyloft.semantic import keys, rules, wire, workflow_wire
 from keyloft.semantic.intents import WriteRequest
 from keyloft.semantic.keys import Project
 from keyloft.semantic.store import SemanticStore
@@ -35,6 +37,7 @@ class SemanticOperation(Call):
     """An operation on a semantic store."""
 
     reply_bytes = limits.VALUE_REPLY_BYTES
+    most_bytes = wire.LARGEST
 
     def __init__(self, name: str, nats: Nats, store: SemanticStore) -> None:
         self.name = name
@@ -43,6 +46,9 @@ class SemanticOperation(Call):
 
     def read(self, about: Project, data: bytes, /) -> Any:
         return wire.read(self.name, about, data)
+
+    def too_large(self, size: int) -> ValueTooLarge:
+        return rules.too_large(size)
 
 
 class SemanticGet(SemanticOperation):
@@ -66,6 +72,7 @@ class SemanticWrite(SemanticOperation):
 
 
 class SemanticBatch(SemanticWrite):
+    most_bytes = sys.maxsize
     reply_bytes = limits.PAGE_REPLY_BYTES
 
     async def carry_out(self, content: WriteRequest) -> tuple[bytes, None]:
@@ -138,6 +145,7 @@ class SemanticLocks(SemanticOperation):
 
 
 class SemanticDeadLetters(SemanticOperation):
+    most_bytes = sys.maxsize
     reply_bytes = limits.PAGE_REPLY_BYTES
 
     def read(self, about: Project, data: bytes, /) -> tuple[Project, DeadLetterRequest]:

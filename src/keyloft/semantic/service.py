@@ -1,7 +1,7 @@
 """Serves the semantic store on NATS: `db.semantic.<tenant>.<project>.<operation>`."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nats.aio.client import Client as Nats
@@ -14,7 +14,7 @@ from keyloft.nats.errors import is_unexpected, wire_code
 from keyloft.nats.log_rate import LogRate
 from keyloft.nats.meters import ServiceMeters
 from keyloft.nats.requests import Request
-from keyloft.nats.service import NatsService
+from keyloft.nats.service import Metadata, NatsService
 from keyloft.semantic import keys, wire
 from keyloft.semantic.keys import Project
 from keyloft.semantic.operations import operations
@@ -49,7 +49,7 @@ class SemanticService(NatsService):
         bounds: IntakeBounds | None = None,
         deadline: float = limits.DEADLINE_SECONDS,
         meters: ServiceMeters | None = None,
-        metadata: Mapping[str, str] | None = None,
+        metadata: Metadata | None = None,
         lease_seconds: float = limits.LEASE_SECONDS,
     ) -> None:
         """Args:
@@ -61,7 +61,7 @@ class SemanticService(NatsService):
         bounds: How much one tenant, and all together, may send before the next request is answered BUSY.
         deadline: Seconds after which a request is answered with an error if the database has not answered.
         meters: Where to count the operations.
-        metadata: The metadata of this instance in `$SRV.PING`.
+        metadata: Shown for this instance by `$SRV.PING`; a function is called each time.
         lease_seconds: How long a watch lasts unless its client renews it.
         """
         super().__init__(

@@ -26,7 +26,7 @@ from keyloft.semantic.keys import Project
 from keyloft.semantic.rules import got, too_large, wrong
 
 # A character takes up to six bytes as an escape; the rest is for the other fields.
-_LARGEST: Final = 6 * limits.SEMANTIC_VALUE_BYTES + limits.SEMANTIC_REQUEST_BYTES
+LARGEST: Final = 6 * limits.SEMANTIC_VALUE_BYTES + limits.SEMANTIC_REQUEST_BYTES
 _WHOLE_KEY: Final = re.compile(r"tenant/[^/]*/project/")
 _DELETE: Final = ("key", "expectedVersion", "lastWriter", "requestId", "specRef", "fence")
 _NAMES: Final = {
@@ -272,13 +272,12 @@ def _read(operation: str, data: bytes) -> tuple[dict[str, Any], bytes]:
 
 def read_one(data: bytes) -> tuple[dict[str, Any], bytes]:
     """The fields of a request with at most one value, and its text. A request far above the limit is not parsed."""
+    if len(data) > LARGEST:
+        raise too_large(len(data))
     try:
-        if len(data) <= _LARGEST:
-            return payloads.read(data)
-        payloads.check_json(data)
+        return payloads.read(data)
     except errors.ValueTooLarge as error:
         raise too_large(error.size) from None
-    raise too_large(len(data))
 
 
 def read_operations(data: bytes) -> tuple[dict[str, Any], bytes]:

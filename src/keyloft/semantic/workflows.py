@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from keyloft import limits
 from keyloft.core.lazy import LazyList
 from keyloft.core.updated_values import copy_maker, updated
-from keyloft.errors import VersionConflict
+from keyloft.errors import InvalidArgument, VersionConflict
 from keyloft.semantic import rules
 from keyloft.semantic.checkpoints import Checkpoint
 from keyloft.semantic.dead_letters import DeadLetterKeeper
@@ -29,6 +29,14 @@ from keyloft.semantic.retry import Retry
 from keyloft.semantic.writes import Writes
 
 
+class _UpdateTurn:
+    """Held by the task that updates a key."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.task: asyncio.Task[Any] | None = None
+
+
 class Workflows(Writes):
     """Entries, and what is built on them. Subclasses read, write and watch."""
 
@@ -36,7 +44,7 @@ class Workflows(Writes):
         self._given_up = dead_letters
         self.lock_keeper = locks
         """Acquires, renews and releases locks by their tokens, for a `Lock`."""
-        self._updating: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._updating: WeakValueDictionary[str, _UpdateTurn] = WeakValueDictionary()
 
     # What subclasses provide
 
@@ -96,7 +104,8 @@ class Workflows(Writes):
 
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
-            InvalidArgument: `change` changed the value in place and returned None; nothing was written.
+            InvalidArgument: `change` changed the value in place and returned None, or updates the same key; nothing was
+                written.
         """
         request: WriteRequest | None = None
 
@@ -128,8 +137,17 @@ class Workflows(Writes):
             return WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
 
         # One update of a key at a time, so that the tasks of one process never conflict with each other.
-        async with self._updating.setdefault(self.check_key(key), asyncio.Lock()):
-            return await (retry or self.retrying()).run(attempt)
+        turn = self._updating.setdefault(self.check_key(key), _UpdateTurn())
+        if turn.task is asyncio.current_task():  # it would wait for itself
+            raise InvalidArgument(
+                f"change: the function that already updates {key} can't update it again: return the new value instead"
+            )
+        async with turn.lock:
+            turn.task = asyncio.current_task()
+            try:
+                return await (retry or self.retrying()).run(attempt)
+            finally:
+                turn.task = None
 
     def retrying(self, **options: Any) -> Retry:
         """The retry policy for functions that write here: a decorator, or `await store.retrying().run(function)`.

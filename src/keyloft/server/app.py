@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from keyloft import errors, limits
@@ -35,11 +36,11 @@ from keyloft.semantic.monitoring import Signals
 from keyloft.semantic.service import SemanticService
 from keyloft.semantic.store import SemanticStore
 from keyloft.server.banner import show_banner
-from keyloft.server.config import Config
+from keyloft.server.config import Config, mistyped_variables
 from keyloft.server.health import ServiceHealth, try_to_write
 from keyloft.server.http_service import HttpService
 from keyloft.server.logging import set_up_logging
-from keyloft.server.members import NEW_STORE, QueueGroup
+from keyloft.server.members import QueueGroup, new_store, store_of
 from keyloft.server.metrics import Metrics
 from keyloft.server.nats_process import NatsServer
 from keyloft.server.page_parts import page_parts
@@ -67,6 +68,8 @@ def run(config: Config, end_process: Callable[[int], NoReturn]) -> None:
         KeyloftError: The service can't be started, and no later attempt could succeed.
     """
     set_up_logging(config.log_level, config.log_format)
+    for mistyped, meant in mistyped_variables():
+        logger.warning("the environment variable %s is ignored: did you mean %s?", mistyped, meant)
     new_loop = asyncio.new_event_loop
     with suppress(ImportError):
         from uvloop import new_event_loop as new_loop
@@ -166,8 +169,7 @@ class App:
             self._health.engine = engine = await self._db.engine()
             self.http.opened(engine)
             [store_id] = await engine.read(StoreId())
-            self._health.store_id = store_id
-            self._group = QueueGroup(config, store_id)
+            self._group = QueueGroup(config, store_of(engine, store_id))
             store = SemanticStore(
                 Store(engine),
                 audit_key=config.audit_key,
@@ -231,7 +233,7 @@ class App:
             async with asyncio.timeout(limits.NEW_FILE_CHECK_SECONDS), AsyncExitStack() as stack:
                 nats = await self._connect(list(self._config.nats), is_first=True)
                 stack.push_async_callback(nats.close)
-                await self._may_join(QueueGroup(self._config, NEW_STORE), nats)
+                await self._may_join(QueueGroup(self._config, new_store), nats)
 
     # NATS
 
@@ -285,7 +287,7 @@ class App:
                 cleanup_every=config.cleanup_every,
                 usage=self._usage,
                 meters=self._meters,
-                metadata=group.metadata(DatabaseService.name),
+                metadata=partial(group.metadata, DatabaseService.name),
                 **shared,
             )
             semantic = SemanticService(
@@ -294,7 +296,7 @@ class App:
                 prefix=config.semantic_prefix,
                 reserved=config.prefixes,
                 meters=self._tenants,
-                metadata=group.metadata(SemanticService.name),
+                metadata=partial(group.metadata, SemanticService.name),
                 **shared,
             )
             if not await self._may_join(group, nats):

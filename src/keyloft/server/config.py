@@ -35,6 +35,10 @@ OFF: Final = "off"
 
 _YEAR: Final = 365 * 86_400
 _QUOTA: Final = re.compile(r"([^:]*):([0-9]{1,15}):([0-9]{1,15})", re.ASCII)
+_NEAR: Final = 0.85
+"""How similar a mistyped variable must be to a setting's."""
+_OF_KUBERNETES: Final = ("tcp://", "udp://")
+"""How the values begin that Kubernetes gives to variables such as KEYLOFT_HTTP_PORT, for services of these names."""
 _T = TypeVar("_T")
 
 
@@ -344,6 +348,17 @@ def load(flags: FlagValues, environment: Mapping[str, str] = os.environ, *, only
     return replace(config, nats=tuple([one if "://" in one else f"nats://{one}" for one in config.nats]))
 
 
+def mistyped_variables(environment: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
+    """Environment variables that resemble a setting's and are none, each with the one that was probably meant."""
+    known = {"KEYLOFT_CONFIG", "KEYLOFT_DEBUG"} | {setting.environment for setting in SETTINGS.values()}
+    unknown = [
+        name
+        for name, value in environment.items()
+        if name.startswith("KEYLOFT_") and name not in known and not value.startswith(_OF_KUBERNETES)
+    ]
+    return [(name, near[0]) for name in unknown if (near := difflib.get_close_matches(name, known, 1, _NEAR))]
+
+
 def check_service(config: Config) -> None:
     """Refuse settings that a service can't be started with.
 
@@ -372,6 +387,8 @@ def _from_file(path: str) -> dict[str, Any]:
         if name not in SETTINGS:
             near = difflib.get_close_matches(name, SETTINGS, 1)
             hint = f"; did you mean {near[0]}?" if near else ": `keyloft serve --help` lists all"
+            if isinstance(settings[name], dict):
+                raise InvalidArgument(f"{path}: [{name}]: settings are in no section; remove this line")
             raise InvalidArgument(f"{path}: there is no setting {name}{hint}")
     return settings
 

@@ -10,7 +10,7 @@ from nats.aio.client import Client as Nats
 from keyloft import limits
 from keyloft.core.engine import Engine
 from keyloft.core.health import ServerHealth
-from keyloft.core.records import Batch, Check, Get, Space
+from keyloft.core.records import Batch, Check, Get, Space, StoreId
 from keyloft.errors import KeyloftError
 from keyloft.http.monitoring import CLOSE, unavailable
 from keyloft.http.replies import TEXT_TYPE, HttpReply
@@ -31,7 +31,6 @@ class ServiceHealth:
         self.is_open = False
         """Whether the database is open."""
         self.engine: Engine | None = None
-        self.store_id: str | None = None
         self.nats: Nats | None = None
         self.is_serving = False
         """Whether the services have subscribed to their requests."""
@@ -63,13 +62,13 @@ class ServiceHealth:
 
     async def health(self) -> HttpReply:
         """Whether the service is connected, and its database can be read and written."""
-        if self.engine is None or self.store_id is None:
+        if self.engine is None:
             return unavailable(_NOT_OPEN)
         if not self.is_connected:
             return unavailable(_NOT_CONNECTED)
         try:
             async with asyncio.timeout(limits.HEALTH_SECONDS):
-                await self.engine.read(_PROBE)
+                store_id, _ = await self.engine.read(StoreId(), _PROBE)  # each time: a restore changes the id
                 await try_to_write(self.engine)
         except TimeoutError:
             return self._unusable(f"the database has not answered within {limits.HEALTH_SECONDS:g} s")
@@ -77,7 +76,7 @@ class ServiceHealth:
             # The message may name files and hosts: it belongs in the log.
             logger.warning("the database can't be used: %s", error)
             return self._unusable(f"the database can't be used ({error.code})")
-        lines = ["ok", f"store {self.store_id}", *(servers.lines if (servers := self.servers()) else ())]
+        lines = ["ok", f"store {store_id}", *(servers.lines if (servers := self.servers()) else ())]
         body = "".join([f"{line}\n" for line in lines]).encode()
         return HttpReply(body, content_type=TEXT_TYPE, headers=CLOSE)
 

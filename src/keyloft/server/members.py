@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -17,7 +17,9 @@ from msgspec import Struct
 from nats.aio.msg import Msg
 
 from keyloft import limits
-from keyloft.errors import AnotherStore
+from keyloft.core.engine import Engine
+from keyloft.core.records import StoreId
+from keyloft.errors import AnotherStore, KeyloftError
 from keyloft.nats.errors import NEWER_PERMISSIONS
 from keyloft.nats.messages import NatsConnection
 from keyloft.plugins.service import DatabaseService
@@ -79,12 +81,30 @@ def _overlap(one: str, other: str) -> bool:
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
+async def new_store() -> str:
+    """The id of a store that is not made yet."""
+    return NEW_STORE
+
+
+def store_of(engine: Engine, known: str) -> Callable[[], Awaitable[str]]:
+    """Reads the id of a store, which a restore changes. While the database does not answer, the last one counts."""
+
+    async def read() -> str:
+        nonlocal known
+        with suppress(KeyloftError, TimeoutError):
+            async with asyncio.timeout(limits.STORE_ID_SECONDS):
+                [known] = await engine.read(StoreId())
+        return known
+
+    return read
+
+
 class QueueGroup:
     """The services that share the requests of this one."""
 
-    def __init__(self, config: Config, store: str) -> None:
-        self.store = store
-        """The id of this service's store."""
+    def __init__(self, config: Config, store: Callable[[], Awaitable[str]]) -> None:
+        """`store` reads the id of this service's store."""
+        self._store = store
         self._queue = config.queue
         self._database = database_name(config.database)
         self._served = {DatabaseService.name: config.prefixes, SemanticService.name: [config.semantic_prefix]}
@@ -97,10 +117,13 @@ class QueueGroup:
         """The subjects that this service subscribes to."""
         return [f"{prefix}.>" for prefixes in self._served.values() for prefix in prefixes]
 
-    def metadata(self, name: str) -> dict[str, str]:
+    async def metadata(self, name: str) -> dict[str, str]:
         """What the service with this name says about itself in `$SRV.PING` and `$SRV.INFO`."""
+        return self._about(name, await self._store())
+
+    def _about(self, name: str, store: str) -> dict[str, str]:
         return {
-            "store": self.store,
+            "store": store,
             "database": self._database,
             "host": socket.gethostname(),
             "pid": str(os.getpid()),
@@ -128,14 +151,21 @@ class QueueGroup:
         Raises:
             AnotherStore: Another store is served here. The message names both stores, and what to do.
         """
-        services = await find_services(nats, user)
-        self._may_ask = services is not None
-        if services is None:
-            return
+        while True:
+            store = await self._store()
+            services = await find_services(nats, user)
+            self._may_ask = services is not None
+            try:
+                return self._compare(store, services or [])
+            except AnotherStore:
+                if await self._store() == store:
+                    raise  # else a restore has replaced the store meanwhile, and members have answered with the new id
+
+    def _compare(self, store: str, services: Sequence[Member]) -> None:
         for name, prefixes in self._served.items():
-            mine = Member(name, self.metadata(name))
+            mine = Member(name, self._about(name, store))
             members = [one for one in services if one.shares(name, self._queue, prefixes) and not one.is_same(mine)]
-            others = [member for member in members if member.store not in (None, self.store)]
+            others = [member for member in members if member.store not in (None, store)]
             if others:
                 raise AnotherStore(_refusal(mine, others))
             for member in members:
@@ -151,7 +181,8 @@ def _refusal(mine: Member, others: Sequence[Member]) -> str:
     return (
         f"{', '.join(mine.prefixes())}: served here already from another database, {others[0].where}{more}; this "
         f"service has {mine.where}. Each request would go to one of them. Stop one, let all use the same --database, "
-        "or give each its own --prefixes and --semantic-prefix, or its own NATS server"
+        "or give each its own --prefixes and --semantic-prefix, or its own NATS server. If the database was "
+        "restored while one of them ran, stop all of them before you start the first"
     )
 
 

@@ -97,10 +97,10 @@ class LiveViews:
         session = self._find_session(cookie)
         stream = EventStream(request)
         if session is None:
-            await stream.begin()
-            stream.write(ENDED)
-            stream.end()
-            return await stream.until_end()
+            async with stream.connected():
+                await stream.begin()
+                stream.write(ENDED)
+            return
         if self._open >= limits.PAGE_STREAMS:
             raise Busy("too many pages are updated live; this one shows what was stored when it was loaded")
         self._context.check_listeners()
@@ -112,12 +112,13 @@ class LiveViews:
         self._open += 1
         self._context.meters.watches += 1
         try:
-            await stream.begin()
-            view.pages[page] = None
-            view.state = None
-            if self._task is None or self._task.done():
-                self._task = asyncio.create_task(self._run(), name="keyloft live pages")
-            await stream.until_end()
+            async with stream.connected():
+                await stream.begin()
+                view.pages[page] = None
+                view.state = None
+                if self._task is None or self._task.done():
+                    self._task = asyncio.create_task(self._run(), name="keyloft live pages")
+                await stream.until_end()
         finally:
             self._open -= 1
             self._context.meters.watches -= 1

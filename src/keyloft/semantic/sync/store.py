@@ -148,12 +148,24 @@ class SyncSemanticStore(SyncSemanticBase):
         return SyncList(self._inner.list(prefix, values=values, limit=limit, after=after), self._driver)
 
     def watch(self, key: str) -> SyncEntryWatch[Envelope | None]:
+        """The entry at a key now, then after each change; None once it is deleted or has expired.
+
+        Example:
+            for entry in store.watch(key):
+                ...
+        """
         return SyncEntryWatch(self._driver.call(self._inner.watch, key), self._driver)
 
     def changes(self, prefix: str) -> SyncEntryWatch[dict[str, Envelope | None]]:
+        """The entries that change from now on, by key, where keys begin with a text; None once deleted or expired."""
         return SyncEntryWatch(self._driver.call(self._inner.changes, prefix), self._driver)
 
     def check_key(self, key: object, argument: str = "key") -> str:
+        """A key, if it keeps to the rules; `argument` is its name as the caller wrote it.
+
+        Raises:
+            InvalidKey: It breaks a rule, which the message names.
+        """
         return self._inner.check_key(key, argument)
 
     def update(
@@ -181,7 +193,8 @@ class SyncSemanticStore(SyncSemanticBase):
 
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
-            InvalidArgument: `change` changed the value in place and returned None; nothing was written.
+            InvalidArgument: `change` changed the value in place and returned None, or updates the same key; nothing was
+                written.
         """
         return self._run(
             self._inner.update(

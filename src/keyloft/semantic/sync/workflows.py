@@ -163,9 +163,20 @@ class SyncDeadLetters(Driven[DeadLetters]):
     def retry(
         self, letter: DeadLetter, *, expected_version: ExpectedVersion | None = None
     ) -> Sequence[Envelope | None]:
+        """Carry out the request of a dead letter once more; the commit that does so removes the dead letter.
+
+        Args:
+            letter: As `list` returned it.
+            expected_version: Replaces what the writes expected when they were given up; "*" for any version or none.
+
+        Raises:
+            VersionConflict: The request still conflicts with what is stored; the dead letter stays.
+            InvalidArgument: Another caller has retried or dropped it meanwhile.
+        """
         return self._run(self._inner.retry(letter, expected_version=expected_version))
 
     def drop(self, letter: DeadLetter) -> bool:
+        """Remove a dead letter; returns whether it was still stored."""
         return self._run(self._inner.drop(letter))
 
     @property
