@@ -20,11 +20,13 @@ _NOWHERE: Final = "02:00:00:00:00:01"
 
 
 class Machine:
-    """Where servers run: an address, and how programs are started there."""
+    """Where programs run: an address, and how they are started there."""
 
-    def __init__(self, host: str, namespace: int | None = None) -> None:
+    def __init__(self, host: str, namespace: int | None = None, link: str = "") -> None:
         self.host = host
         self._namespace = namespace
+        self.link = link
+        """The name of its connection at the switch, if it has a network of its own."""
 
     @property
     def command(self) -> list[str]:
@@ -45,17 +47,19 @@ class Machine:
 
 
 class MachineGroup:
-    """Some machines, and the network between them and this process."""
+    """Some machines of servers, and the network between them and this process."""
 
-    def __init__(self, machines: list[Machine], switch: int | None = None) -> None:
+    def __init__(self, machines: list[Machine], switch: int | None = None, client: Machine | None = None) -> None:
         self.machines = machines
+        self.client = client
+        """One more machine, for a client that can be cut off."""
         self._switch = switch
         self.can_cut = switch is not None
 
     def cut_off(self, machine: Machine) -> None:
         """No packet goes to or from it."""
         assert self._switch is not None, NO_NAMESPACES
-        _ip(self._switch, [f"link set m{self.machines.index(machine)} down"])
+        _ip(self._switch, [f"link set {machine.link} down"])
 
     def cut_from_others(self, machine: Machine) -> None:
         """Clients reach it, the other machines don't."""
@@ -68,8 +72,9 @@ class MachineGroup:
     def mend(self) -> None:
         """Every machine reaches every other one again."""
         if self._switch is not None:
-            _ip(self._switch, [f"link set m{number} up" for number in range(len(self.machines))])
-            for machine in self.machines:
+            machines = [*self.machines, *([] if self.client is None else [self.client])]
+            _ip(self._switch, [f"link set {machine.link} up" for machine in machines])
+            for machine in machines:
                 machine.ip("neigh flush dev eth0 nud permanent")
 
 
@@ -80,11 +85,14 @@ def loopback(count: int) -> MachineGroup:
 
 @contextmanager
 def namespaces(count: int) -> Iterator[MachineGroup]:
-    """Each in a network of its own, joined by a switch that this process is connected to, too."""
+    """Machines for servers and one for a client, each in a network of its own, joined by a switch.
+
+    This process is connected to the switch, too.
+    """
     subnet = f"10.{random.randrange(64, 250)}.{random.randrange(250)}"
     with ExitStack() as stack:
         switch = stack.enter_context(_namespace())
-        held = [stack.enter_context(_namespace()) for _ in range(count)]
+        held = [stack.enter_context(_namespace()) for _ in range(count + 1)]
         link = f"kl{os.getpid()}"
         _ip(None, [f"link add {link} type veth peer name here netns {switch}"])
         _ip(None, [f"address add {subnet}.254/24 dev {link}", f"link set {link} up"])
@@ -94,7 +102,8 @@ def namespaces(count: int) -> Iterator[MachineGroup]:
             _ip(switch, [f"link add m{number} type veth peer name eth0 netns {pid}"])
             _ip(switch, [f"link set m{number} master switch", f"link set m{number} up"])
             _ip(pid, [f"address add {subnet}.{number + 1}/24 dev eth0", "link set eth0 up", "link set lo up"])
-        yield MachineGroup([Machine(f"{subnet}.{number + 1}", pid) for number, pid in enumerate(held)], switch)
+        *machines, client = [Machine(f"{subnet}.{at + 1}", pid, f"m{at}") for at, pid in enumerate(held)]
+        yield MachineGroup(machines, switch, client)
 
 
 def can_cut() -> bool:

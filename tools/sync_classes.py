@@ -76,6 +76,7 @@ STORE: Final = GeneratedModule(
     imports=(
         "from keyloft.core.closing import SyncClosing",
         "from keyloft.core.driving import Driven",
+        "from keyloft.core.values import encode as encode_value",
         "from keyloft.tuples.no_subscripts import NoSubscripts",
     ),
     classes=(
@@ -99,9 +100,16 @@ STORE: Final = GeneratedModule(
                 "    atomic = SyncAtomic(self._inner.atomic(), self._driver)\n"
                 "    atomic.decide = self.decide\n"
                 "    return atomic",
-                "set": "if self.commit_batch is not None:\n"
+                "set": "if self.set_value is not None and type is None and expire_in is None and expire_at is None:\n"
+                "    data, encoding = encode_value(value, self._inner._max_value_bytes)\n"
+                "    version = self.set_value(encode(key), data, encoding)\n"
+                "    note_commit(version)\n"
+                "    return version\n"
+                "if self.commit_batch is not None:\n"
                 "    due = expiry(expire_in, expire_at)\n"
-                "    return self.commit_batch(Batch((self._inner._set(key, value, type, due),))).version",
+                "    version = self.commit_batch(Batch((self._inner._set(key, value, type, due),))).version\n"
+                "    note_commit(version)\n"
+                "    return version",
             },
             added='''
 loop_side: LoopSide | None = None
@@ -110,8 +118,10 @@ get_record: Callable[[bytes], Record | None] | None = None
 """What `get` reads with, if its engine can do so without a coroutine."""
 get_records: Callable[[Sequence[bytes]], Page | list[Record | None]] | None = None
 """The same for `get_many`."""
+set_value: Callable[[bytes, bytes, int], int] | None = None
+"""The same for `set` without type and expiry."""
 commit_batch: Callable[[Batch], Committed] | None = None
-"""The same for what `set` commits, a batch without checks."""
+"""The same for what any other `set` commits, a batch without checks."""
 decide: Callable[[Batch], Verdict] | None = None
 """The same for what `atomic` commits."""
 
@@ -233,6 +243,7 @@ HOMES: Final = {
     "Engine": "keyloft.core.engine",
     "LoopThread": "keyloft.core.drivers",
     "Self": "typing",
+    "note_commit": "keyloft.core.own_commits",
     "plain_function": "keyloft.core.driving",
     "SyncEntryWatch": "keyloft.semantic.sync.helpers",
     "SyncLiveFlags": "keyloft.semantic.sync.helpers",
@@ -257,7 +268,10 @@ WORDING: Final = (
     (r"\bawait ", ""),
     (r"\basync (for|with|def)\b", r"\1"),
     (r"[Aa]wait it for a list, or iterate it", "Iterate it, or call `all` for a list"),
-    (r"returns the new one, or awaits it\b", "returns the new one"),
+    (
+        r"copy of the default; returns the new value, or an awaitable of it\b",
+        "copy of the default; returns the new value",
+    ),
     (r"any number of tasks and processes", "any number of threads and processes"),
     (r"= SemanticStore\(", "= SyncSemanticStore("),
 )
@@ -299,12 +313,17 @@ def _class(wrapped: ClassToWrap) -> tuple[str, set[str], list[ModuleType]]:
     kind = getattr(importlib.import_module(module_name), name)
     package = module_name.rpartition(".")[0]
     methods: dict[str, list[ast.FunctionDef]] = {}
+    docs: dict[str, str] = {}
     origins = []
     for each in reversed(kind.__mro__):
         if each.__module__.rpartition(".")[0] != package:
             continue
         origins.append(sys.modules[each.__module__])
         for method, versions in _public_methods(each).items():
+            if doc := ast.get_docstring(versions[-1]):
+                docs[method] = doc
+            elif method in docs:  # a method without one has that of the base
+                versions[-1].body.insert(0, ast.Expr(ast.Constant(docs[method])))
             if method not in wrapped.leave_out:
                 methods[method] = [_Sync(name, len(versions) > 1).visit(version) for version in versions]
                 if method in wrapped.first:

@@ -209,7 +209,7 @@ def open_sync(
     sync = SyncStore(store, driver)
     if store_name is None:
         sync.get_record, sync.get_records = engine.get, engine.get_many
-        sync.commit_batch, sync.decide = engine.commit_now, engine.verdict
+        sync.set_value, sync.commit_batch, sync.decide = engine.set_now, engine.commit_now, engine.verdict
 
     async def same_memory() -> Store:
         on_loop = MemoryOnLoop(engine)

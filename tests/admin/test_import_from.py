@@ -16,7 +16,7 @@ import pytest
 import sqlitedict  # type: ignore[import-untyped]
 
 import keyloft
-from keyloft import InvalidArgument, TransferFailed, admin
+from keyloft import InvalidArgument, TransferFailed, admin, limits
 from tests.support.everything import run_sql
 
 
@@ -71,6 +71,41 @@ class TestDiskcache:
             await kv.set(("cache", "a"), "other")
         with pytest.raises(TransferFailed, match="is stored already"):
             await admin.import_from("diskcache", tmp_path / "cache", app, prefix=("cache",))
+
+    @pytest.mark.parametrize("existing", ["refuse", "keep", "replace"])
+    @pytest.mark.parametrize("disk", [diskcache.Disk, diskcache.JSONDisk])
+    async def test_of_two_keys_that_would_be_one_the_second_is_refused_by_name(
+        self, tmp_path: Path, app: Path, monkeypatch: pytest.MonkeyPatch, disk: Any, existing: Any
+    ) -> None:
+        monkeypatch.setattr(limits, "MAINTENANCE_ROWS", 2)  # so that the two are not in one commit
+        with diskcache.Cache(str(tmp_path / "cache"), disk=disk) as cache:
+            for key in ("a", ("b",), "c", "d", ("a",), "b", ("e",), ("a", "b")):
+                cache[key] = ascii(key)
+        report = await refused("diskcache", tmp_path / "cache", app, prefix=("x",), trust=True, existing=existing)
+        assert (report.new, report.kept, report.replaced, report.refused) == (6, 0, 0, 2)
+        [second, first] = report.refusals
+        assert second.startswith(("('a',): ", "['a']: "))
+        assert "as 'a'," in second
+        assert first.startswith("'b': ")
+        assert "as ('b',)," in first
+        assert await stored(app) == {
+            ("x", "a"): "'a'",
+            ("x", "b"): "('b',)",
+            ("x", "c"): "'c'",
+            ("x", "d"): "'d'",
+            ("x", "e"): "('e',)",
+            ("x", "a", "b"): "('a', 'b')",
+        }
+
+    async def test_two_pickles_of_one_key_are_not_merged(self, tmp_path: Path, app: Path) -> None:
+        for protocol in (2, 4):
+            with diskcache.Cache(str(tmp_path / "cache"), disk_pickle_protocol=protocol) as cache:
+                cache["user", 1] = f"protocol {protocol}"
+        report = await refused("diskcache", tmp_path / "cache", app, trust=True, existing="replace")
+        assert report.refusals == (
+            "('user', 1): would have the same key as ('user', 1), which comes before it: rename one of them",
+        )
+        assert await stored(app) == {("user", 1): "protocol 2"}
 
     async def test_a_pickle_is_read_only_with_trust_and_never_runs_code(self, tmp_path: Path, app: Path) -> None:
         ran = tmp_path / "ran"
@@ -261,6 +296,8 @@ async def test_what_is_of_another_kind_is_refused_before_a_database_is_made(tmp_
         for source in ("text", "absent"):
             with pytest.raises(InvalidArgument):
                 await admin.import_from(kind, tmp_path / source, app)
+    with pytest.raises(InvalidArgument, match="is a folder: expected a file of SQLite"):
+        await admin.import_from("sqlitedict", tmp_path, app)
     kind = "redis"
     with pytest.raises(InvalidArgument, match="kind: expected one of diskcache, sqlitedict, shelve"):
         await admin.import_from(kind, tmp_path / "text", app)

@@ -214,6 +214,12 @@ def test_an_older_or_newer_schema_is_reported(run: Keyloft, url: str) -> None:
         assert advice in found["what"]
 
 
+def test_a_file_that_is_no_database_is_not_to_be_exported(run: Keyloft, tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").write_text("Dear diary\n" * 100)
+    [found] = problems(run("check", "--database", str(tmp_path / "diary.txt")))
+    assert (found["code"], found["cure"]) == ("damage", "name another file; if this was the database, restore a backup")
+
+
 def test_all_are_counted_and_some_are_shown(run: Keyloft, url: str, environment: dict[str, str]) -> None:
     for number in range(5):
         run_sql(url, row("tuples", keys.encode(("bad\x1b", number)), b"{"))

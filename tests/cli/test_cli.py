@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import keyloft
+from keyloft import limits
 from keyloft.admin import export_format
 from keyloft.cli.app import all_commands
 from tests.cli.commands import LONGEST_SECONDS, SURROUNDINGS, Keyloft, run_command
@@ -123,7 +124,16 @@ def commands(of: Any, *names: str) -> Iterator[tuple[str, ...]]:
         yield names
 
 
+def groups(of: Any, *names: str) -> Iterator[tuple[str, ...]]:
+    """All groups of commands, by the words that call them."""
+    for name, command in of.commands.items():
+        if hasattr(command, "commands"):
+            yield (*names, name)
+            yield from groups(command, *names, name)
+
+
 COMMANDS = list(commands(all_commands))
+GROUPS = list(groups(all_commands))
 WITHOUT_RESULT = {("serve",), ("nats-config",), ("asyncapi",), ("open",)}
 """One runs, one writes a configuration of NATS, one prints JSON in any case, and one prints a link."""
 
@@ -137,6 +147,13 @@ def test_every_command_has_help_with_an_example_and_prints_json_if_asked(
     assert f"Example: keyloft {' '.join(command)}" in shown
     assert ("--json" in shown) == (command not in WITHOUT_RESULT)
     assert run("--help")[1].count(command[0])
+
+
+@pytest.mark.parametrize("group", [(), *GROUPS], ids=" ".join)
+def test_the_help_of_a_group_has_an_example_and_cuts_no_summary(run: Keyloft, group: tuple[str, ...]) -> None:
+    shown = run(*group, "--help")[1]
+    assert "Example: keyloft" in shown
+    assert "..." not in shown.partition("Commands:")[2]
 
 
 def test_help_is_quick() -> None:
@@ -239,6 +256,11 @@ class TestPlugin:
             (("get", "Trivia", "k"), "INVALID_PLUGIN_NAME: "),
             (("get", "trivia", ""), "INVALID_KEY: key must be a non-empty string"),
             (("set", "trivia", "k", "1", "--ttl", "0"), "VALIDATION_ERROR: --ttl must be a whole number of seconds"),
+            (
+                ("touch", "trivia", "k", "--ttl", "0"),
+                f"VALIDATION_ERROR: --ttl must be a whole number of seconds from 1 to {limits.LONGEST_TTL_SECONDS}; "
+                "--never is for an entry that never expires",
+            ),
             (("set", "trivia", "k", "1", "--expected-version", "-1"), "VALIDATION_ERROR: --expected-version must be"),
             (("set", "trivia", "k", "x" * 70_000), "VALUE_TOO_LARGE: "),
             (("list", "trivia", "--limit", "0"), "VALIDATION_ERROR: --limit: expected a whole number"),

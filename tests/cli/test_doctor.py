@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -168,6 +169,18 @@ def test_a_setting_that_can_not_be_read_is_found(doctor: Doctor, monkeypatch: py
     assert "KEYLOFT_NATS_PORT" in found["settings"][0]["what"]
 
 
+def test_a_mistyped_environment_variable_is_named(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYLOFT_DATABSE_URL", "app.db")
+    for name in ("KEYLOFT_PORT", "KEYLOFT_HTTP_PORT"):  # Kubernetes sets them for services of these names
+        monkeypatch.setenv(name, "tcp://10.0.0.1:9464")
+    code, found = doctor()
+    assert [(one["severity"], one["cure"]) for one in found["settings"]] == [
+        ("ok", ""),
+        ("warning", "did you mean KEYLOFT_DATABASE_URL?"),
+    ]
+    assert (code, found["settings"][1]["what"]) == (0, "the environment variable KEYLOFT_DATABSE_URL is ignored")
+
+
 def test_settings_that_contradict_each_other_are_found(doctor: Doctor) -> None:
     code, found = doctor("--nats-user", "trivia", "--nats-password", "secret")
     assert (code, found["settings"][0]["severity"]) == (1, "problem")
@@ -209,6 +222,23 @@ def test_a_missing_package_is_named_with_its_extra(
     [finding] = found["packages"]
     assert finding["severity"] == ("problem" if package in ("asyncpg", "nats") else "warning")
     assert f'pip install ".[{extra}]"' in finding["cure"]
+
+
+def test_with_the_command_line_alone_the_rest_is_examined(surroundings: Path) -> None:
+    script = (
+        "import sys\n"
+        "for name in ('nats', 'uvicorn', 'starlette', 'httptools', 'alembic', 'sqlalchemy', 'asyncpg', 'grpc'):\n"
+        "    sys.modules[name] = None\n"
+        "from keyloft.cli import main\n"
+        "main(['doctor', '--http', '127.0.0.1:0'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONGEST_SECONDS)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "skipped: nats: nats-py is not installed" in lines
+    assert "skipped: http: uvicorn is not installed" in lines
+    assert any(line.startswith("problem: packages: Starlette") for line in lines)
+    assert any(line.startswith("ok: disk") for line in lines)
 
 
 # Files

@@ -1,12 +1,15 @@
 """`keyloft get`, `list`, `set` and the other commands of the tuple store, on a file and on PostgreSQL."""
 
+import asyncio
 import json
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
+from keyloft import limits
 from keyloft.clock import SystemClock
 from keyloft.limits import TRIM_EVERY
 from tests.cli.commands import (
@@ -130,7 +133,7 @@ PUT = ("semantic", "put", "tenant/acme/project/web/k", "1")
         (("list", "--limit", "0"), "--limit: expected a whole number of at least 1"),
         (("semantic", "list", "tenant/acme/project/web", "--limit", "0"), "--limit: expected a whole number"),
         (("list", "a", "--start", "b"), "--start: outside the prefix"),
-        (("set", "k", "1", "--expire-in", "0"), "--expire-in: expected more than 0"),
+        (("set", "k", "1", "--expire-in", "0"), "leave it out for an entry that never expires"),
         (("semantic", "put", "tenant/acme", "1", "--purpose", "config"), "KEY: expected tenant/<tenant>/project/"),
         ((*PUT, "--purpose", "x"), "--purpose: expected one of checkpoint, "),
         ((*PUT, "--purpose", "x"), "`keyloft serve --purposes …`, registers another one"),
@@ -325,6 +328,20 @@ def test_changes_are_shown_without_values(run: Keyloft, environment: dict[str, s
     ]
     assert run("changes", "--since", "3", "--limit", "2")[1] == "".join(stdout.splitlines(keepends=True)[2:4])
     assert run("changes", "--since", "6") == (0, "", "")
+    lines = stdout.splitlines(keepends=True)
+    for options, chosen in (
+        (("--name", "shop"), [1]),
+        (("--name", "another"), []),
+        (("--prefix", "users"), [0, 2, 3]),
+        (("--prefix", "users", "--limit", "2"), [0, 2]),
+        (("--prefix", "users", "--since", "3", "--limit", "1"), [2]),
+        (("--prefix", "users", "--name", "shop"), [1]),
+        (("--plugin", "trivia"), [5]),
+        (("--plugin", "trivia", "--name", "shop"), [1, 5]),
+        (("--project", "tenant/a/project/b"), []),
+    ):
+        assert run("changes", *options) == (0, "".join([lines[at] for at in chosen]), "")
+    assert run("changes", "--name", "")[0] == 2
     code, screen = at_a_terminal({**environment, "COLUMNS": "120", "NO_COLOR": "1"}, "changes")
     assert code == 0
     for words in ("shop: users/=5", "trivia: score", "hex ff", "interface"):
@@ -369,3 +386,14 @@ def test_a_command_trims_the_change_log_no_more_than_the_service_does(tmp_path: 
     code, _, stderr = run_command({**kept, "KEYLOFT_HISTORY_MIB": "-1"}, "set", "a", "1")
     assert code == 2
     assert "KEYLOFT_HISTORY_MIB: expected number >= 0" in stderr
+
+
+async def test_a_service_that_does_not_answer_is_reported_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OPERATOR_SERVER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    async with asyncio.timeout(LONGEST_SECONDS):  # a store waits for a minute
+        command = ("get", "k", "--database", f"http://127.0.0.1:{port}")
+        code, _, stderr = await asyncio.to_thread(run_command, SURROUNDINGS, *command)
+    assert code == 1
+    assert "UNREACHABLE: http://127.0.0.1" in stderr

@@ -1,10 +1,11 @@
 """Everyday calls: a default, add, pop, increment, update, children, scoped stores, and expiry at a moment."""
 
 import asyncio
+import contextvars
 import json
 import pickle
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,23 @@ class TestUpdateOfTuples:
             await memory.update(("k",), lambda value: {value})
         assert (await memory.get(("k",))).value == 1
 
+    async def test_one_that_needs_a_value_where_nothing_is_stored_names_the_default(self, memory: Store) -> None:
+        def append(names: list[str]) -> list[str]:
+            names.append("alice")
+            return names
+
+        for key, change, default, has_note in (
+            (("absent",), lambda n: n + 1, None, True),
+            (("absent",), append, None, True),
+            (("absent",), lambda n: n + 1, "text", False),
+            (("none",), lambda n: n + 1, None, False),
+        ):
+            await memory.set(("none",), None)
+            with pytest.raises((TypeError, AttributeError)) as raised:
+                await memory.update(key, change, default)
+            notes = getattr(raised.value, "__notes__", [])
+            assert ["pass default=" in note for note in notes] == [True] * has_note
+
     async def test_one_that_changes_the_value_in_place_and_returns_none_is_refused(self, memory: Store) -> None:
         await memory.set(("list",), [1])
         await memory.set(("dict",), {"a": 1})
@@ -182,12 +200,54 @@ class TestUpdateOfTuples:
         monkeypatch.setattr("keyloft.limits.UPDATE_PAUSES", (0, 0))
 
         async def overtaken(value: int) -> int:
-            await memory.increment(("k",))
+            # In another context, as another caller's task.
+            await asyncio.create_task(_increment(memory), context=contextvars.Context())
             return value + 1
 
         with pytest.raises(VersionConflict, match=r"\('k',\) 100 times before this update"):
             await memory.update(("k",), overtaken, 0)
         assert (await memory.get(("k",))).value == 100
+
+    async def test_a_function_that_writes_the_entry_itself_is_soon_named_as_the_cause(self, kv: Store) -> None:
+        key = ("players", 1)
+        other, scoped = ("other",), kv.scoped(("players",))
+        ways: list[Callable[[int], Awaitable[object]]] = [
+            lambda value: kv.set(key, value + 1),
+            lambda value: kv.set_many({other: 1, key: value + 1}),
+            lambda _: kv.increment(key),
+            lambda _: kv.update(key, lambda inner: inner + 1),
+            lambda _: scoped.increment((1,)),
+            lambda value: kv.atomic().set(key, value + 1).set(other, 1).commit(),
+            lambda _: asyncio.create_task(kv.increment(key)),
+        ]
+        for way in ways:
+            await kv.set(key, 1)
+            calls = 0
+
+            async def counted(value: int, way: Callable[[int], Awaitable[object]] = way) -> None:
+                nonlocal calls
+                calls += 1
+                await way(value)
+
+            with pytest.raises(InvalidArgument, match=r"^fn: .*\('players', 1\).*return the new value"):
+                await kv.update(key, counted)
+            assert calls == 3
+            assert (await kv.get(key)).value == 4
+
+    async def test_a_function_may_write_other_entries_and_the_same_one_in_its_first_call(self, kv: Store) -> None:
+        async def with_defaults(value: dict[str, int] | None) -> dict[str, int]:
+            await kv.increment(("calls",))
+            if value is None:
+                value = {"score": 0}
+                await kv.add(("k",), value)
+            return {"score": value["score"] + 1}
+
+        assert (await kv.update(("k",), with_defaults)).value == {"score": 1}
+        assert (await kv.get(("calls",))).value == 2
+
+
+async def _increment(kv: Store) -> None:
+    await kv.increment(("k",))
 
 
 class TestChildren:
@@ -451,6 +511,11 @@ async def test_a_wrong_argument_is_named_with_what_to_pass_instead(memory: Store
     number: Any = 5
     with pytest.raises(InvalidArgument, match=r"^fn: expected a function .*, got int$"):
         await memory.update(("k",), number)
+    unread: Any = memory.list()
+    with pytest.raises(TypeError, match="await it, then take its length"):
+        len(unread)
+    with pytest.raises(TypeError, match="await it, then take an item"):
+        unread[0]
     with pytest.raises(InvalidKey, match=r"^watched: .*watch\(key, other_key\), got a list$"):
         memory.watch([("a",), ("b",)])  # type: ignore[list-item]
     with pytest.raises(InvalidValue, match=r"^value\['x'\]: the type U64 .* only as a whole value"):
@@ -464,6 +529,32 @@ async def test_a_wrong_argument_is_named_with_what_to_pass_instead(memory: Store
     with pytest.raises(InvalidKey, match=r"^prefix: expected a tuple of parts, got NoneType$"):
         memory.children(nothing)
     assert not await memory.get(("k",))
+
+
+async def test_a_list_and_an_entry_that_are_taken_for_their_values_say_what_to_write(memory: Store) -> None:
+    await memory.set(("k",), {"name": "Alice"})
+    entry: Any = await memory.get(("k",))
+    for use in (lambda: entry["name"], lambda: [*entry], lambda: "name" in entry):
+        with pytest.raises(TypeError, match=r"an entry is not its value: .*entry\.value"):
+            use()
+    with keyloft.open_sync() as kv:
+        kv.set(("k",), 1)
+        lists: list[tuple[Any, str]] = [
+            (memory.list(), "await it"),
+            (kv.list(), r"all\(\)"),
+            (kv.children(), "all"),
+        ]
+        for lazy, cure in lists:
+            for use in (lambda lazy=lazy: len(lazy), lambda lazy=lazy: lazy[0], lambda lazy=lazy: lazy[-1:]):
+                with pytest.raises(TypeError, match=f"has not been read yet: .*{cure}"):
+                    use()
+        assert [found.value for found in kv.list()] == [found.value for found in list(kv.list())] == [1]
+        wrong: Any = ("a", "b")
+        for call in (kv.get_many, kv.delete_many):
+            with pytest.raises(TypeError, match=rf"^keys: .*as in {call.__name__}\(\[key, other_key\]\)"):
+                call(wrong)
+        with pytest.raises(TypeError, match=r"a dict key of type int, .*type=dict\[int, …\]"):
+            kv.set(("k",), {1: 2})
 
 
 async def test_what_a_generator_of_entries_raises_is_the_caller_s(memory: Store) -> None:

@@ -128,7 +128,9 @@ def test_a_store_belongs_to_its_event_loop(url: str | None) -> None:
             watched(prefix=()),
             kv.aclose(),
         ):
-            with pytest.raises(WrongLoop, match=r"asyncio\.run_coroutine_threadsafe") as raised:
+            with pytest.raises(
+                WrongLoop, match=r"call asyncio\.run once .*asyncio\.run_coroutine_threadsafe"
+            ) as raised:
                 asyncio.run(asyncio.wait_for(work, 10))
             assert isinstance(raised.value, RuntimeError)
         assert own.run(kv.get(("k",))).value == 1
@@ -144,8 +146,9 @@ def test_a_store_belongs_to_its_event_loop(url: str | None) -> None:
         ("mysql+driver://user:secret@host/db", CannotOpen, "no engine for mysql"),
         ("sqlite://app.db", InvalidArgument, "sqlite:///app.db"),
         ("a" * 300, CannotOpen, "File name too long"),
-        ("missing/app.db", CannotOpen, "the folder .*missing does not exist"),
-        (".", CannotOpen, "it is a folder"),
+        ("missing/app.db", CannotOpen, "the folder .*missing does not exist; make it first"),
+        (".", CannotOpen, r"it is a folder; name a file in it, as in /.*/app\.db"),
+        (5, InvalidArgument, "a path or a URL, got int"),
     ],
 )
 async def test_a_wrong_name_is_explained(url: Any, error: type[KeyloftError], says: str) -> None:

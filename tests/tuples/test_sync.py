@@ -19,7 +19,10 @@ from keyloft import Closed, InvalidArgument, ManualClock, Store, SyncStore
 from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import run_to_end
 from keyloft.core.records import Expired, Space
+from keyloft.errors import ReentrantCall
 from keyloft.semantic import SyncSemanticStore
+from keyloft.semantic.sync.workflows import SyncCheckpoint, SyncDeadLetters, SyncFlags, SyncIndexVersion
+from keyloft.tuples.sync.atomic import SyncAtomic
 from tests.support.postgres import database_url
 from tools import sync_classes
 
@@ -54,6 +57,17 @@ def test_every_name_of_a_store_is_there() -> None:
     assert names - {"aclose"} <= set(dir(SyncStore))
 
 
+@pytest.mark.parametrize(
+    "kind", [SyncStore, SyncAtomic, SyncSemanticStore, SyncCheckpoint, SyncFlags, SyncIndexVersion, SyncDeadLetters]
+)
+def test_every_method_says_what_it_does_without_await(kind: type) -> None:
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if not name.startswith("_"):
+            assert method.__doc__, name
+            assert "await " not in method.__doc__, name
+    assert "awaitable" not in str(SyncStore.update.__doc__), "an async function is refused"
+
+
 def test_everyday_calls_on_every_engine(url: str | None) -> None:
     with keyloft.open_sync(url) as kv:
         stamp = kv.set(("users", "alice"), {"name": "Alice"})
@@ -66,6 +80,11 @@ def test_everyday_calls_on_every_engine(url: str | None) -> None:
         assert watching.reported_to is not None
         kv.set_many({("many", number): number for number in range(300)})
         assert [entry.value for entry in kv.list(("many",))] == list(range(300))
+        unread: Any = kv.list(("many",))
+        with pytest.raises(TypeError, match=r"take the length of all\(\)"):
+            len(unread)
+        with pytest.raises(TypeError, match=r"take an item of all\(\)"):
+            unread[0]
         page = kv.list(("many",), limit=10).all()
         assert [*kv.keys(("many",), limit=1, cursor=page.cursor)] == [("many", 10)]
         ended: list[object] = []
@@ -468,6 +487,29 @@ def test_an_update_that_changes_a_list_in_place_and_returns_nothing_is_refused(u
         with pytest.raises(InvalidArgument, match=r"^fn: .*in place and returned None"):
             kv.update(("k",), lambda numbers: numbers.append(2))
         assert kv.get(("k",)).value == [1]
+
+
+def test_an_update_that_needs_a_value_where_nothing_is_stored_names_the_default(url: str | None) -> None:
+    with keyloft.open_sync(url) as kv:
+        with pytest.raises(TypeError) as raised:
+            kv.update(("absent",), lambda n: n + 1)
+        assert "pass default=" in raised.value.__notes__[0]
+
+
+def test_an_update_whose_function_writes_the_entry_itself_is_refused(url: str | None) -> None:
+    with keyloft.open_sync(url) as kv:
+        ways: list[Callable[[Any], Any]] = [
+            lambda value: kv.set(("k",), value + 1),
+            lambda value: kv.atomic().set(("k",), value + 1).commit().versionstamp,
+            lambda _: kv.increment(("k",)),
+            lambda _: kv.update(("k",), lambda inner: inner + 1).value,
+        ]
+        for way in ways:
+            kv.set(("k",), 1)
+            with pytest.raises(
+                (InvalidArgument, ReentrantCall), match=r"^(fn: .*return the new value|a function that)"
+            ):
+                kv.update(("k",), way)
 
 
 def test_no_event_loop_takes_part_on_a_file_and_in_memory(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from keyloft.admin.databases import Database, opened
 from keyloft.admin.export_format import written_key
+from keyloft.admin.selection import Selection
+from keyloft.core.keys import TupleKey
 from keyloft.core.records import LoggedChange
 from keyloft.core.schema import LAST_MOMENT
 from keyloft.errors import InvalidArgument
@@ -21,7 +23,8 @@ class KeyChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: datetime
     """The time of the commit."""
     kind: Literal["put", "delete", "touch", "expired"]
-    """`touch`: its expiry changed, and nothing else. `expired`: the expired entry was removed."""
+    """`touch`: its expiry changed, and nothing else. `expired`: the expired entry was removed, or the entry got an
+    expiry that has passed."""
     space: str
     """`tuples`, `semantic` or `plugins`."""
     store: str | UnsetType = UNSET
@@ -34,9 +37,16 @@ class KeyChange(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 async def changes(
-    database: Database, *, since: int | None = None, limit: int | None = None
+    database: Database,
+    *,
+    since: int | None = None,
+    limit: int | None = None,
+    prefix: TupleKey | None = None,
+    plugin: str | None = None,
+    project: str | None = None,
+    name: str | None = None,
 ) -> AsyncIterator[KeyChange]:
-    """The changes that the change log holds, oldest first, as it is at one moment.
+    """The changes that the change log holds, oldest first, as it is at one moment: all of them, or those of some keys.
 
     Example:
         >>> async for change in admin.changes("app.db", since=4711):
@@ -46,15 +56,21 @@ async def changes(
         database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         since: Only what changed after this version; None for all that the log holds.
         limit: How many to return at most.
+        prefix: Of the tuple store, only what is below it.
+        plugin: Only what this plugin stores.
+        project: Only this project of the semantic store: `tenant/<tenant>/project/<project>`.
+        name: Only the tuple store of this name.
 
     Raises:
         HistoryGone: The log does not reach back to `since`.
         InvalidArgument: `since` or `limit` is below 0.
+        InvalidInput: A prefix, plugin, project or store can't have this name.
         DatabaseError: The database can't be read.
     """
-    for name, number in (("since", since), ("limit", limit)):
+    for name_of, number in (("since", since), ("limit", limit)):
         if number is not None and number < 0:
-            raise InvalidArgument(f"{name}: expected a number from 0 on")
+            raise InvalidArgument(f"{name_of}: expected a number from 0 on")
+    selection = Selection.of(prefix, plugin, project, name)
     left = limit
     found: asyncio.Queue[Sequence[LoggedChange] | Exception | None] = asyncio.Queue(1)
     # In a task of its own, which closes the database by itself: of a generator that its caller has left half-way, and
@@ -64,10 +80,11 @@ async def changes(
         while (some := await found.get()) is not None:
             if isinstance(some, Exception):
                 raise some
-            for change in some if left is None else some[:left]:
+            chosen = [change for change in some if selection.holds(change.space, change.key)]
+            for change in chosen if left is None else chosen[:left]:
                 yield _shown(change)
             if left is not None:
-                left -= len(some)
+                left -= len(chosen)
                 if left <= 0:
                     return
     finally:

@@ -34,6 +34,7 @@ _CURES: Final = (
         "all versions",
     )
 )
+_NO_DATABASE: Final = "name another file; if this was the database, restore a backup"
 _DATABASE: Final = "database"
 _LOG: Final = "change log"
 
@@ -103,10 +104,11 @@ class _Examination:
         self.problems = 0
         self.rows = 0
 
-    def add(self, code: str, what: object, where: str) -> None:
+    def add(self, code: str, what: object, where: str, *, cure: str | None = None) -> None:
         self.problems += 1
         if len(self.findings) < self._limit:
-            self.findings.append(Finding("problem", code, " ".join(str(what).split()), where, _CURES[code]))
+            cure = cure or _CURES[code]
+            self.findings.append(Finding("problem", code, " ".join(str(what).split()), where, cure))
 
     @contextmanager
     def noting(self, where: str, what: str = "") -> Iterator[None]:
@@ -118,7 +120,8 @@ class _Examination:
         except DatabaseError as error:
             if type(error) not in (DatabaseError, errors.NotADatabase):
                 raise
-            self.add("damage", f"{what}{error}", where)
+            cure = _NO_DATABASE if isinstance(error, errors.NotADatabase) else None
+            self.add("damage", f"{what}{error}", where, cure=cure)
 
     async def examine(self, maintenance: Maintenance, progress: Progress | None) -> None:
         with stage(progress, "checking the database") as advance, self.noting(_DATABASE):

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from msgspec.structs import asdict
 
@@ -141,23 +141,25 @@ class _Reading:
         self.expired = 0
         self.refused = 0
         self.refusals: list[str] = []
+        self._tuples = set[int]()
+        """The hashes of keys that were tuples."""
+        self._others = set[int]()
+        """The hashes of keys that were not, and became the last part of a key."""
 
     def slices(self, found: Iterator[ForeignEntry | RefusedEntry]) -> Generator[Slice, None, None]:
         """Rows in slices that one commit can hold."""
-        rows, size = dict[bytes, Record](), 0
+        rows: list[tuple[Space, Record]] = []
+        size = 0
         for entry in found:
             self.entries += 1
             if (row := self._row(entry)) is None:
                 continue
-            if row.key in rows:  # the keys "a" and ("a",)
-                self._refuse(shown_key(keys.decode(keys.split_store(row.key)[1])), "is there twice")
-                continue
-            rows[row.key] = row
+            rows.append((Space.TUPLES, row))
             size += len(row.value)
             if len(rows) >= limits.MAINTENANCE_ROWS or size >= limits.TRANSFER_SLICE_BYTES:
-                yield [(Space.TUPLES, each) for each in rows.values()]
-                rows, size = {}, 0
-        yield [(Space.TUPLES, each) for each in rows.values()]
+                yield rows
+                rows, size = [], 0
+        yield rows
 
     def _row(self, entry: ForeignEntry | RefusedEntry) -> Record | None:
         if isinstance(entry, RefusedEntry):
@@ -173,7 +175,26 @@ class _Reading:
         except (InvalidKey, InvalidValue) as error:
             self._refuse(shown_key(entry.key), str(error))
             return None
+        if (other := self._same(key, entry.key)) is not None:
+            self._refuse(
+                shown_key(entry.key), f"would have the same key as {other}, which comes before it: rename one of them"
+            )
+            return None
         return Record(key, data, encoding, UNVERSIONED, entry.expires_at, self._now, self._now)
+
+    def _same(self, encoded: bytes, key: Any) -> str | None:
+        """The earlier key of the other store that became the same key; None if there is none.
+
+        "a" and ("a",) become the same, and so do two pickles of one tuple in different protocols. Hashes are kept,
+        because a store can have millions of keys.
+        """
+        is_tuple, number = isinstance(key, (tuple, list)), hash(encoded)
+        if number in self._tuples:
+            return shown_key(key if is_tuple else (key,))
+        if number in self._others:
+            return shown_key(key[0] if is_tuple else key)
+        (self._tuples if is_tuple else self._others).add(number)
+        return None
 
     def _refuse(self, key: str, reason: str) -> None:
         self.refused += 1

@@ -48,8 +48,17 @@ def backup(
     return run_alone(asynchronous.backup(database, file, overwrite=overwrite, progress=progress))
 
 
-def changes(database: Database, *, since: int | None = None, limit: int | None = None) -> Iterator[KeyChange]:
-    """The changes that the change log holds, oldest first, as it is at one moment.
+def changes(
+    database: Database,
+    *,
+    since: int | None = None,
+    limit: int | None = None,
+    prefix: TupleKey | None = None,
+    plugin: str | None = None,
+    project: str | None = None,
+    name: str | None = None,
+) -> Iterator[KeyChange]:
+    """The changes that the change log holds, oldest first, as it is at one moment: all of them, or those of some keys.
 
     Example:
         >>> for change in admin.changes("app.db", since=4711):
@@ -59,13 +68,22 @@ def changes(database: Database, *, since: int | None = None, limit: int | None =
         database: A path, `sqlite:///…`, `postgresql://…` or `etcd://…`.
         since: Only what changed after this version; None for all that the log holds.
         limit: How many to return at most.
+        prefix: Of the tuple store, only what is below it.
+        plugin: Only what this plugin stores.
+        project: Only this project of the semantic store: `tenant/<tenant>/project/<project>`.
+        name: Only the tuple store of this name.
 
     Raises:
         HistoryGone: The log does not reach back to `since`.
         InvalidArgument: `since` or `limit` is below 0.
+        InvalidInput: A prefix, plugin, project or store can't have this name.
         DatabaseError: The database can't be read.
     """
-    return iterate_alone(asynchronous.changes(database, since=since, limit=limit))
+    return iterate_alone(
+        asynchronous.changes(
+            database, since=since, limit=limit, prefix=prefix, plugin=plugin, project=project, name=name
+        )
+    )
 
 
 def check(database: Database, *, limit: int = limits.FINDINGS, progress: Progress | None = None) -> CheckReport:

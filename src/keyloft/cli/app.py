@@ -165,12 +165,32 @@ app = _group(
     tuple([command for module in _MODULES for command in module.COMMANDS]),
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
-app.add_typer(_group(plugin.COMMANDS, help="Read and write what a plugin stores, over NATS."), name="plugin")
-workflows = _group(semantic.COMMANDS, help="Read and change the state of workflows.")
-given_up = _group(DEAD_LETTERS, help="Writes that were given up: list, retry or drop them.")
+app.add_typer(
+    _group(
+        plugin.COMMANDS,
+        help="Read and write what a plugin stores, over NATS.\n\nExample: keyloft plugin get trivia score",
+    ),
+    name="plugin",
+)
+workflows = _group(
+    semantic.COMMANDS,
+    help="Read and change the state of workflows. In a database, or with --nats over NATS.\n\n"
+    "Example: keyloft semantic list tenant/acme/project/web",
+)
+given_up = _group(
+    DEAD_LETTERS,
+    help="Writes that were given up: list, retry or drop them.\n\n"
+    "Example: keyloft semantic dead-letters list tenant/acme/project/web",
+)
 workflows.add_typer(given_up, name="dead-letters")
 app.add_typer(workflows, name="semantic")
-app.add_typer(_group(token.COMMANDS, help="Tokens for the HTTP API."), name="token")
+app.add_typer(
+    _group(
+        token.COMMANDS,
+        help="Tokens for the HTTP API.\n\nExample: keyloft token new ci --scope read:kv/users",
+    ),
+    name="token",
+)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,7 +8,7 @@ from keyloft.cli.terminal import say
 
 
 def asyncapi(*, subjects: Subjects) -> None:
-    """Print the AsyncAPI 3 document of the services on NATS: subjects, and JSON Schemas of requests and replies.
+    """Print the AsyncAPI 3 document of the services on NATS. It has the subjects, and JSON Schemas of all messages.
 
     Generators make clients and documents from it, and validators check messages by it. Of several --prefixes, it has
     the first.

@@ -17,10 +17,10 @@ def backup(
     out: Output,
     database: NamedDatabase,
 ) -> None:
-    """Write all that is stored at this moment into a file, while others continue to write.
+    """Write the whole database into a file. The file holds one moment of it; others may write meanwhile.
 
-    The file is an SQLite database, also for PostgreSQL. It gets its name once it is complete, checked and on disk, and
-    only its owner can read it.
+    The file is an SQLite database, also for PostgreSQL and etcd. It gets its name once it is complete, checked and on
+    disk, and only its owner can read it.
 
     Example: keyloft backup nightly.db
     """
@@ -39,7 +39,7 @@ def restore(
     out: Output,
     database: NamedDatabase,
 ) -> None:
-    """Bring back what a backup holds, into a database that is empty, or not there yet.
+    """Bring back what a backup holds. Without --replace, into a database that is empty, or not there yet.
 
     All of it or nothing; afterwards the database is compared with the backup. A running service goes on.
 

@@ -16,7 +16,7 @@ def check(
     out: Output,
     database: NamedDatabase,
 ) -> int:
-    """Find what is wrong with a database; exit code 1 if something is.
+    """Find what is wrong with a database. Exit code 1 if something is.
 
     Pages and indexes, the schema, keys and values that can't be decoded, versions that were never given, rows that
     point to nothing. Changes nothing, and shows no values. It may run beside a service.

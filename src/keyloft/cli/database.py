@@ -54,9 +54,10 @@ class NamedDatabase(Settings, frozen=True, kw_only=True):
         kept = load(self.flags, only=("history_seconds", "history_mib"))
 
         async def working() -> T:
-            if not make and DatabaseUrl.parse(url).http is None:
-                # Opening a store would make tables, even in a database that was named by mistake.
-                async with opened(url):
+            if not make:
+                # A store would wait for a minute for a server that was named by mistake, and make tables there.
+                is_service = DatabaseUrl.parse(url).http is not None
+                async with keyloft.open(url, patience=limits.OPERATOR_SERVER_SECONDS) if is_service else opened(url):
                     pass
             async with keyloft.open(
                 url,

@@ -14,7 +14,7 @@ LetterId: TypeAlias = Annotated[str, argument("ID", "As `dead-letters list` show
 
 
 def list_(project: ProjectArgument, *, out: Output, store: SemanticAccess) -> None:
-    """Print the dead letters of a project, the oldest first, without values.
+    """Print the dead letters of a project, the oldest first. Values are left out.
 
     Example: keyloft semantic dead-letters list tenant/acme/project/web
     """
@@ -42,7 +42,7 @@ def retry(
     out: Output,
     store: SemanticAccess,
 ) -> None:
-    """Try again what was given up; once it is written, the dead letter is removed.
+    """Try again what was given up. Once it is written, the dead letter is removed.
 
     Example: keyloft semantic dead-letters retry tenant/acme/project/web ID
     """

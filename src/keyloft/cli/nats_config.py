@@ -47,7 +47,7 @@ def nats_config(
     system: Annotated[bool, flag("--system", "With a user of the system account, SYSTEM.")] = False,
     subjects: Subjects,
 ) -> None:
-    """Write a NATS configuration that keeps plugins and tenants apart.
+    """Write a NATS configuration that isolates plugins and tenants.
 
     It has a user and a password for each plugin and tenant, with which it reaches its own storage and no other; and
     users for the service (SERVICE) and the operator (ADMIN). For several servers, write one file each, all but the

@@ -26,7 +26,7 @@ class PageSettings(Settings, frozen=True, kw_only=True):
 
 
 def open_(*, settings: PageSettings) -> None:
-    """Open the admin page of a running service in a browser; without a browser, print the link.
+    """Open the admin page of a running service in a browser. Without a browser, print the link.
 
     With the token of KEYLOFT_HTTP_TOKEN, you are logged in by a code that is valid once, for a minute. Without it, the
     page asks for a token: the one that the service printed at its start, or one that `keyloft token new` made.

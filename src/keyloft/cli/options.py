@@ -66,17 +66,18 @@ def flag(name: str, explained: str) -> Any:
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 AsText: TypeAlias = Annotated[bool, flag("--text", "VALUE is text, whatever it begins with.")]
 Value: TypeAlias = Annotated[
-    str, argument("VALUE", "JSON, as in 100 or '{\"a\": 1}'; what does not begin like JSON is text. - reads it.")
+    str,
+    argument("VALUE", "JSON, as in 100 or '{\"a\": 1}'; else it is text. - is the standard input."),
 ]
 Limit: TypeAlias = Annotated[int | None, number_option("N", "How many to show at most.")]
-Ttl: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="SECONDS",
-        help="The entry expires after this many seconds.",
-        parser=_whole("a whole number of seconds, as in 1800"),
-    ),
-]
+
+
+def ttl_option(explained: str) -> Any:
+    """An option that takes a TTL."""
+    return typer.Option(metavar="SECONDS", help=explained, parser=_whole("a whole number of seconds, as in 1800"))
+
+
+Ttl: TypeAlias = Annotated[int | None, ttl_option("The entry expires after this many seconds.")]
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -172,7 +173,9 @@ def as_typed(message: str, declared: Iterable[inspect.Parameter]) -> str:
                 # Typer takes the first name of an option for its default, until it builds the command.
                 names = [info.default, *(info.param_decls or ()), f"--{parameter.name.replace('_', '-')}"]
                 name = next(name for name in names if isinstance(name, str))
-            return f"{found[1] or ''}{name}{message[found.end() :]}"
+            without = "--never is" if "never" in named else "leave it out"
+            rule = message[found.end() :].replace("None is for an entry", f"{without} for an entry")
+            return f"{found[1] or ''}{name}{rule}"
     return message
 
 

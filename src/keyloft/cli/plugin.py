@@ -25,6 +25,7 @@ from keyloft.cli.options import (
     number_argument,
     number_option,
     option,
+    ttl_option,
 )
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
 from keyloft.core.lazy import check_limit
@@ -76,7 +77,7 @@ def get(
     out: Output,
     service: PluginService,
 ) -> None:
-    """Print the value at a key as JSON; exit code 1 if there is none.
+    """Print the value at a key as JSON. Exit code 1 if there is none.
 
     Example: keyloft plugin get trivia score
     """
@@ -93,12 +94,12 @@ def get(
 
 def get_many(
     plugin: PluginArgument,
-    keys: Annotated[list[str], argument("KEY…", "The keys, as the plugin writes them.")],
+    keys: Annotated[list[str], argument("KEY", "The keys, as the plugin writes them.")],
     *,
     out: Output,
     service: PluginService,
 ) -> None:
-    """Print the values of several keys as a JSON object, without the keys that are not there.
+    """Print the values of several keys as a JSON object. Keys that are not there are left out.
 
     Example: keyloft plugin get-many trivia score:alice score:bob
     """
@@ -120,7 +121,7 @@ def set_(
     out: Output,
     service: PluginService,
 ) -> None:
-    """Store a value, and print it as it was understood; if a condition does not hold, exit code 1.
+    """Store a value, and print it as it was understood. Exit code 1 if a condition does not hold.
 
     Example: keyloft plugin set trivia score 100 --ttl 3600
     """
@@ -143,7 +144,7 @@ def set_many(
     out: Output,
     service: PluginService,
 ) -> None:
-    """Store up to 1,000 values, all or none of them, and print how many.
+    """Store up to 1,000 values, all or none, and print how many.
 
     Example: keyloft plugin set-many trivia scores.json
     """
@@ -157,11 +158,11 @@ def incr(
     key: PluginKeyArgument,
     by: Annotated[int, number_argument("BY", "What to add; may be negative.")] = 1,
     *,
-    ttl: Ttl = None,
+    ttl: Annotated[int | None, ttl_option("A new entry expires after so many seconds; another keeps its TTL.")] = None,
     out: Output,
     service: PluginService,
 ) -> None:
-    """Add to an integer, and print the new one; a key that is not there counts as 0.
+    """Add to an integer, and print the new one. A key that is not there counts as 0.
 
     Example: keyloft plugin incr trivia games
     """
@@ -178,20 +179,20 @@ def touch(
     out: Output,
     service: PluginService,
 ) -> int:
-    """Give a key another TTL, or none, and print whether it is there; exit code 1 if it is not.
+    """Give a key another TTL, or none. Prints whether the key is there; exit code 1 if it is not.
 
     Example: keyloft plugin touch trivia session --ttl 1800
     """
     if (ttl is None) != never:
         raise InvalidArgument("pass --ttl SECONDS, or --never")
-    _check_ttl(ttl)
+    _check_ttl(ttl, none="--never")
     exists = service.ask(plugin, lambda client: client.kv.touch(key, ttl))
     out.show(exists)
     return 0 if exists else 1
 
 
 def delete(plugin: PluginArgument, key: PluginKeyArgument, *, out: Output, service: PluginService) -> int:
-    """Remove a key, and print whether there was one; exit code 1 if there was none.
+    """Remove a key, and print whether there was one. Exit code 1 if there was none.
 
     Example: keyloft plugin delete trivia score
     """
@@ -202,13 +203,13 @@ def delete(plugin: PluginArgument, key: PluginKeyArgument, *, out: Output, servi
 
 def delete_many(
     plugin: PluginArgument,
-    keys: Annotated[list[str] | None, argument("[KEY…]", "The keys, as the plugin writes them.")] = None,
+    keys: Annotated[list[str] | None, argument("KEY", "The keys, as the plugin writes them.")] = None,
     *,
     prefix: Annotated[str | None, option("TEXT", "Instead of KEY, all keys that begin with this text.")] = None,
     out: Output,
     service: PluginService,
 ) -> None:
-    """Remove several keys together, or all with a prefix, and print how many there were.
+    """Remove several keys, or all with a prefix. Prints how many there were.
 
     Example: keyloft plugin delete-many trivia --prefix session:
     """
@@ -228,7 +229,7 @@ def list_(
     out: Output,
     service: PluginService,
 ) -> None:
-    """Print the keys as a JSON array, or keys and values as an object.
+    """Print the keys as a JSON array. With --values, print keys and values as an object.
 
     Example: keyloft plugin list trivia --prefix user_
     """
@@ -247,7 +248,7 @@ def count(plugin: PluginArgument, *, prefix: PluginPrefix = "", out: Output, ser
 
 
 def usage(plugin: PluginArgument, *, out: Output, service: PluginService) -> None:
-    """Print how many keys a plugin has and how many bytes their values take, at most a minute old, and its quota.
+    """Print how much a plugin stores, and its quota. Keys, and bytes of their values, at most a minute old.
 
     Example: keyloft plugin usage trivia
     """
@@ -264,7 +265,7 @@ def watch(
     out: Output,
     service: PluginService,
 ) -> None:
-    """Print changes as they happen, until Ctrl-C: the key, its version, and whether it is gone. Needs no database.
+    """Print changes as they happen, until Ctrl-C. Each has the key, its version, and whether it is gone.
 
     Example: keyloft plugin watch trivia --prefix user_
     """
@@ -293,7 +294,7 @@ async def say_events(changes: "RemoteWatch", out: Output, most: int) -> None:
 
 
 def purge(plugin: PluginArgument, *, yes: Yes = False, out: Output, service: PluginService) -> None:
-    """Remove all that a plugin stores, and print how many keys there were; asks first, with their number.
+    """Remove all that a plugin stores. Asks first, with the number of keys, and prints how many there were.
 
     Example: keyloft plugin purge trivia
     """
@@ -312,7 +313,7 @@ def import_json(
     out: Output,
     service: PluginService,
 ) -> None:
-    """Store what a plugin kept in a JSON file, and print how many keys were stored.
+    """Store what a plugin kept in a JSON file. Prints how many keys were stored.
 
     Keys that are there already are left as they are, so a second run continues where the first one ended.
 
@@ -345,9 +346,9 @@ async def some_at_once(
     return results
 
 
-def _check_ttl(ttl: int | None) -> None:
+def _check_ttl(ttl: int | None, none: str = "no --ttl") -> None:
     try:
-        rules.ttl(ttl, "--ttl", none="no --ttl")
+        rules.ttl(ttl, "--ttl", none)
     except InvalidArgument as error:
         fail(f"{error.code}: {error}")
 

@@ -58,7 +58,7 @@ class WriteOptions(Options, frozen=True, kw_only=True):
 
 
 def get(key: EntryKeyArgument, *, out: Output, store: SemanticAccess) -> None:
-    """Print an entry with its version, writer, purpose and lifetime; exit code 1 if there is none.
+    """Print an entry with its version, writer and purpose. Exit code 1 if there is none.
 
     Example: keyloft semantic get tenant/acme/project/web/docs/onedrive/delta
     """
@@ -82,7 +82,7 @@ def put(
     out: Output,
     store: SemanticAccess,
 ) -> None:
-    """Store a value, if what is there is what is expected, and print the entry.
+    """Store a value, if the stored version is the expected one. Prints the entry.
 
     Example: keyloft semantic put tenant/acme/project/web/flags/new-ui true --purpose feature_flag
     """
@@ -100,7 +100,7 @@ def delete(
     out: Output,
     store: SemanticAccess,
 ) -> None:
-    """Remove an entry, if it is what is expected, and print it; exit code 1 if there is none.
+    """Remove an entry, if its version is the expected one. Prints the entry; exit code 1 if there is none.
 
     It can be restored for a week.
 
@@ -114,7 +114,7 @@ def delete(
 
 
 def restore(key: EntryKeyArgument, *, write: WriteOptions, out: Output, store: SemanticAccess) -> None:
-    """Bring back what was deleted or has expired at a key where nothing is now, and print it.
+    """Bring back an entry that was deleted or has expired. Nothing else may be stored at the key; prints the entry.
 
     Example: keyloft semantic restore tenant/acme/project/web/flags/new-ui
     """
@@ -129,7 +129,7 @@ def list_(
     out: Output,
     store: SemanticAccess,
 ) -> None:
-    """Print entries, without values unless asked: a table, in a pipe as JSON.
+    """Print entries, without values unless asked. At a terminal it is a table, in a pipe JSON.
 
     Example: keyloft semantic list tenant/acme/project/web
     """
@@ -158,7 +158,7 @@ def watch(
     out: Output,
     store: SemanticAccess,
 ) -> None:
-    """Print entries as they change, without values unless asked, a line each, in a pipe as JSON, until Ctrl-C.
+    """Print entries as they change, until Ctrl-C. Each is a line, in a pipe as JSON, without its value unless asked.
 
     What was deleted or has expired is gone. Several changes of one entry may be one line.
 
@@ -205,7 +205,7 @@ def audit(
     out: Output,
     store: SemanticAccess,
 ) -> None:
-    """Print what happened to an entry, or in a project: a table, in a pipe as JSON.
+    """Print what happened to an entry, or in a project. At a terminal it is a table, in a pipe JSON.
 
     Example: keyloft semantic audit tenant/acme/project/web --reverse --limit 20
     """

@@ -16,7 +16,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
 
 
 def serve(*, settings: ServiceSettings) -> NoReturn:
-    """Run the storage services for plugins and workflows, until Ctrl-C or SIGTERM.
+    """Run the service, over NATS and HTTP, until Ctrl-C or SIGTERM.
 
     A setting is taken from its flag, else from the environment, else from the file of --config; else it has its
     default. In that file --log-level is called log_level.

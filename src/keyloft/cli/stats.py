@@ -13,11 +13,11 @@ from keyloft.cli.terminal import counted, say, sized, table, to_json
 
 def stats(
     *,
-    soon: Annotated[float, option("SECONDS", "What expires within this time expires soon.")] = limits.SOON_SECONDS,
+    soon: Annotated[float, option("SECONDS", "Count what expires within this many seconds.")] = limits.SOON_SECONDS,
     out: Output,
     database: NamedDatabase,
 ) -> None:
-    """Show how much a database holds, per interface, named store, plugin and project, and what expires.
+    """Show how much a database holds, and what expires. Counts per interface, named store, plugin and project.
 
     Bytes are those of keys and values. What has expired and is not yet swept is counted apart.
 

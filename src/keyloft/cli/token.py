@@ -22,7 +22,7 @@ def new(
     days: Annotated[int | None, number_option("N", "How many days it is valid; without it, until removed.")] = None,
     out: Output,
 ) -> None:
-    """Make a token for the HTTP API, and print it once, with the lines for the file of --http-tokens.
+    """Make a token for the HTTP API. It is printed once, with the lines for the file of --http-tokens.
 
     The lines hold the token's SHA-256, not the token. A running service reads the file again by itself.
 

@@ -55,7 +55,7 @@ def export(
     out: Output,
     database: NamedDatabase,
 ) -> None:
-    """Write entries as lines of JSON, as they are at one moment: all of them, or some.
+    """Write entries as lines of JSON, all of them or some. All are as of one moment.
 
     Keys, values of all kinds, expiries, versions. What has expired is left out, except where workflows can still
     restore it. A file gets its name when it is complete; until then it is FILE.partial. Its last line has the number of
@@ -76,13 +76,13 @@ def export(
 
 
 def import_(
-    file: Annotated[str, argument("FILE", "Lines as `export` writes them; - reads them.")],
+    file: Annotated[str, argument("FILE", "Lines as `export` writes them; - is the standard input.")],
     *,
     incoming: Incoming,
     out: Output,
     database: NamedDatabase,
 ) -> None:
-    """Store entries from lines of JSON, with their versions and expiries.
+    """Store entries from lines of JSON, as `export` writes them. Versions and expiries are kept.
 
     Some thousand at a time, each slice as a whole or not at all. After an error the same command continues: what is
     stored already is skipped. A line by hand needs a key and a value: {"key":"users/alice","value":1}.
@@ -110,10 +110,11 @@ def import_from(
     out: Output,
     database: TupleDatabase,
 ) -> None:
-    """Store what another store keeps in files, with its expiries; exit code 1 if some of it can't be stored.
+    """Store what diskcache, sqlitedict or shelve has stored.
 
-    Texts, numbers, bytes and JSON are imported. Loading a pickle can run any code that its writer chose
-    (CVE-2025-69872), so pickles are refused without --trust, and pickles that name a class even with it.
+    Expiries are kept. Exit code 1 if some of it can't be stored. Texts, numbers, bytes and JSON are imported. Loading a
+    pickle can run any code that its writer chose (CVE-2025-69872), so pickles are refused without --trust, and pickles
+    that name a class even with it.
 
     Example: keyloft import-from diskcache /var/cache/app --prefix cache
     """
@@ -144,7 +145,7 @@ def copy(
     incoming: Incoming,
     out: Output,
 ) -> None:
-    """Copy entries from one database to another, then read both and compare; exit code 1 if they differ.
+    """Copy entries from one database to another, and compare. Exit code 1 if the two differ.
 
     They are copied as they are at one moment, while others may write. After an error the same command continues.
 

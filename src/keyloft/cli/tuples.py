@@ -77,7 +77,7 @@ def get(
 def list_(
     prefix: TuplePrefixArgument = "", *, section: Section, order: Order, out: Output, database: TupleDatabase
 ) -> None:
-    """Print entries in the order of their keys: a line each, in a pipe as JSON.
+    """Print entries in the order of their keys. Each is a line, in a pipe as JSON.
 
     Example: keyloft list users --limit 10
     """
@@ -122,7 +122,7 @@ def watch(
     out: Output,
     database: TupleDatabase,
 ) -> None:
-    """Print entries as they change, a line each, in a pipe as JSON, until Ctrl-C; what has expired is gone, too.
+    """Print entries as they change, until Ctrl-C. Each is a line, in a pipe as JSON; an expired entry is shown as gone.
 
     Exit code 1 if the change log does not reach back to the version of --since.
 
@@ -177,7 +177,7 @@ def delete(
     out: Output,
     database: TupleDatabase,
 ) -> int:
-    """Remove entries, all or none, and print how many there were; exit code 1 if there were none.
+    """Remove entries, all or none. Prints how many there were; exit code 1 if there were none.
 
     Example: keyloft delete sessions/s1 sessions/s2
     """

@@ -10,6 +10,7 @@ from keyloft import limits
 from keyloft.core import keys
 from keyloft.core.engine import Engine, Verdict
 from keyloft.core.keys import KeyLike, TupleKey
+from keyloft.core.own_commits import note_commit
 from keyloft.core.records import (
     Append,
     Batch,
@@ -222,12 +223,14 @@ class Atomic:
         """What `commit` returns or raises, of the verdict on its batch."""
         if isinstance(verdict, KeyloftError):
             raise _with_key(verdict)
+        if isinstance(verdict, Committed):
+            note_commit(verdict.version)
         return self._result(verdict)
 
     def _result(self, outcome: Committed | Conflict) -> CommitResult:
         if isinstance(outcome, Committed):
-            new: Sequence[int | None] = (None,) * len(self._mutations)
-            if outcome.values:
+            new: Sequence[int | None] = outcome.values or (None,) * len(self._mutations)
+            if len(new) < len(self._mutations):
                 numbers = iter(outcome.values)
                 new = [next(numbers) if isinstance(each, CounterOperation) else None for each in self._mutations]
             if not self._appended:
@@ -246,9 +249,12 @@ class Atomic:
 async def commit(engine: Engine, batch: Batch) -> Committed | Conflict:
     """Commit a batch; errors name keys as callers write them."""
     try:
-        return await engine.commit(batch)
+        done = await engine.commit(batch)
     except (NotACounter, CounterOutOfRange) as error:
         raise _with_key(error) from None
+    if isinstance(done, Committed):
+        note_commit(done.version)
+    return done
 
 
 def _with_key(error: KeyloftError) -> KeyloftError:

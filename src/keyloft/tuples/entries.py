@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from msgspec import Struct, to_builtins
 
@@ -57,6 +57,11 @@ class Entry(Struct, Generic[T], frozen=True, gc=False):
 
     def __bool__(self) -> bool:
         return self.exists
+
+    if not TYPE_CHECKING:  # a type checker says so by itself
+
+        def __getitem__(self, index: object) -> NoReturn:
+            raise TypeError("an entry is not its value: write entry.value, as in entry.value[…]")
 
     def asdict(self) -> dict[str, Any]:
         """The fields as JSON has them: bytes as {"bytes": "<base64>"}, a U64 as an int, the expiry in RFC 3339."""

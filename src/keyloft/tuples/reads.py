@@ -229,9 +229,9 @@ def _check_since(since: object) -> None:
         raise InvalidArgument("since: expected a versionstamp, which is a whole number from 0 on")
 
 
-def several(many: Iterable[KeyLike]) -> list[KeyLike]:
+def several(many: Iterable[KeyLike], call: str = "get_many") -> list[KeyLike]:
     """The keys of a call that takes several."""
     keys = [*many] if isinstance(many, Iterable) else None
     if keys is None or (keys and not isinstance(keys[0], (tuple, list))):
-        raise InvalidKeyType("keys: expected a list of keys, each a tuple, as in get_many([key, other_key])")
+        raise InvalidKeyType(f"keys: expected a list of keys, each a tuple, as in {call}([key, other_key])")
     return keys

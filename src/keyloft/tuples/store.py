@@ -120,7 +120,7 @@ class Store(StoreReads):
 
     async def delete_many(self, keys: Iterable[KeyLike]) -> int:
         """Remove several entries, all or none; returns how many there were."""
-        wanted = several(keys)
+        wanted = several(keys, "delete_many")
         deletes = await in_slices(lambda key: Delete(_TUPLES, encode(key, ITEM)), wanted)
         await free_in_slices(wanted)
         found = sum((await write(self.engine, *deletes)).found)
@@ -233,7 +233,7 @@ class Store(StoreReads):
         Raises:
             VersionConflict: Other writers were faster a hundred times.
             InvalidValue: What `fn` returned can't be stored.
-            InvalidArgument: `fn` changed the value in place and returned None; nothing was written.
+            InvalidArgument: `fn` changed the value in place and returned None; or it writes the entry itself.
 
         Example:
             await kv.update(("players",), lambda players: [*players, "alice"], default=[])
@@ -252,7 +252,7 @@ class Store(StoreReads):
                 return default if record is None else entry_of(self._key(key), record, codec).value
 
             given = deepcopy(default) if record is None else before()
-            value = await updated(fn, given, before)
+            value = await updated(fn, given, before, is_default=record is None)
             new = self._set(key, value, type, due, keep_expiry=due == (None, None))
             return new
 

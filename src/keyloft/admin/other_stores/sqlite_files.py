@@ -17,8 +17,10 @@ def open_foreign(file: Path) -> sqlite3.Connection:
     the engine's SQLite library has on it.
 
     Raises:
-        InvalidArgument: The file does not exist, or is not one of SQLite.
+        InvalidArgument: The file does not exist, is a folder, or is not one of SQLite.
     """
+    if file.is_dir():
+        raise InvalidArgument(f"{file} is a folder: expected a file of SQLite")
     if not file.is_file():
         raise InvalidArgument(f"there is no file {file}")
     with ExitStack() as closing:

@@ -15,6 +15,9 @@ warning: Final = partial(Finding, "warning")
 problem: Final = partial(Finding, "problem")
 skipped: Final = partial(Finding, "skipped")
 
+STORE_ID: Final = "its id is "
+"""What the id of the store follows, in the finding `store`."""
+
 
 async def bounded(name: str, check: Awaitable[Sequence[Finding]], seconds: float) -> Sequence[Finding]:
     """What a check finds. A check that fails or takes too long is a finding itself, and does not end the others."""

@@ -7,14 +7,14 @@ from typing import Annotated, Final
 from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.cli.database import run_quietly
-from keyloft.cli.doctor.checks import bounded, ok, problem
+from keyloft.cli.doctor.checks import STORE_ID, bounded, ok, problem, skipped, warning
 from keyloft.cli.findings import show_findings
 from keyloft.cli.nats_config import read_logins
 from keyloft.cli.options import Commands, Output, Settings, option
 from keyloft.cli.terminal import counted, is_for_people, say, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
-from keyloft.server.config import HTTP_SETTINGS, NATS_SETTINGS, Config, check_service
+from keyloft.server.config import HTTP_SETTINGS, NATS_SETTINGS, Config, check_service, mistyped_variables
 
 
 class ExaminedSettings(Settings, frozen=True, kw_only=True):
@@ -30,9 +30,10 @@ def doctor(
     out: Output,
     settings: ExaminedSettings,
 ) -> int:
-    """Find what is wrong with the settings, the database, NATS and its permissions, the disk, the ports and HTTP.
+    """Find why something does not work, and what to do about it.
 
-    It changes nothing. Each finding says what to do; exit code 1 if there is a problem, warnings don't count.
+    Tries the settings, the database, the disk, NATS and its permissions, the ports and HTTP. Changes nothing. Each
+    finding says what to do; exit code 1 if there is a problem, warnings don't count.
 
     Example: keyloft doctor --database app.db
     """
@@ -67,7 +68,7 @@ def _number(findings: Sequence[Finding], severity: str) -> str:
 async def _examined(
     settings: ExaminedSettings, plugin: str | None, logins: Mapping[str, str]
 ) -> AsyncIterator[Sequence[Finding]]:
-    from keyloft.cli.doctor import database, host, http, nats
+    from keyloft.cli.doctor import database, host
 
     yield host.versions()
     try:
@@ -75,15 +76,41 @@ async def _examined(
     except InvalidArgument as error:
         yield [problem("settings", str(error), cure="correct it; `keyloft serve --help` explains each")]
         return
-    yield [_contradictions(config)]
+    yield [_contradictions(config), *_mistyped()]
     yield host.packages(config)
-    yield await bounded("database", database.examine(config.database), limits.DOCTOR_CHECK_SECONDS)
+    of_database = await bounded("database", database.examine(config.database), limits.DOCTOR_CHECK_SECONDS)
+    yield of_database
+    store = next((one.what.removeprefix(STORE_ID) for one in of_database if one.code == "store"), None)
     yield await bounded("disk", database.disk(config.database), limits.DOCTOR_CHECK_SECONDS)
-    found = await bounded("nats", nats.examine(config, plugin, logins), limits.DOCTOR_NATS_SECONDS)
+    found = await bounded("nats", _of_nats(config, plugin, logins), limits.DOCTOR_NATS_SECONDS)
     yield found
     is_served = any(finding.code == "service" and finding.severity == "ok" for finding in found)
-    yield await bounded("ports", host.ports(config, is_served=is_served), limits.DOCTOR_CHECK_SECONDS)
-    yield await bounded("http", http.examine(config), limits.DOCTOR_CHECK_SECONDS)
+    of_ports = host.ports(config, is_served=is_served, store=store)
+    yield await bounded("ports", of_ports, limits.DOCTOR_CHECK_SECONDS)
+    yield await bounded("http", _of_http(config), limits.DOCTOR_CHECK_SECONDS)
+
+
+async def _of_nats(config: Config, plugin: str | None, logins: Mapping[str, str]) -> Sequence[Finding]:
+    try:
+        from keyloft.cli.doctor import nats  # which needs the extra, unlike the other checks
+    except ModuleNotFoundError as error:
+        return [skipped("nats", f"{str(error.name).partition('.')[0]} is not installed")]
+    return await nats.examine(config, plugin, logins)
+
+
+async def _of_http(config: Config) -> Sequence[Finding]:
+    try:
+        from keyloft.cli.doctor import http  # which needs the extra, unlike the other checks
+    except ModuleNotFoundError as error:
+        return [skipped("http", f"{str(error.name).partition('.')[0]} is not installed")]
+    return await http.examine(config)
+
+
+def _mistyped() -> list[Finding]:
+    return [
+        warning("settings", f"the environment variable {name} is ignored", cure=f"did you mean {meant}?")
+        for name, meant in mistyped_variables()
+    ]
 
 
 def _contradictions(config: Config) -> Finding:

@@ -11,7 +11,7 @@ from typing import Final
 from keyloft import limits
 from keyloft.admin import Finding
 from keyloft.admin.threads import in_thread
-from keyloft.cli.doctor.checks import ok, problem, skipped, warning
+from keyloft.cli.doctor.checks import STORE_ID, ok, problem, skipped, warning
 from keyloft.cli.terminal import sized
 from keyloft.core.adoption import CHAPTER
 from keyloft.core.schema import PLUGIN_TABLE
@@ -52,7 +52,7 @@ async def examine(url: str) -> list[Finding]:
     return [
         found,
         schema(inspection, migrate),
-        *([ok("store", f"its id is {inspection.store}")] if inspection.store else []),
+        *([ok("store", f"{STORE_ID}{inspection.store}")] if inspection.store else []),
         *existing_table(inspection),
         *obstacles,
         *doubts,

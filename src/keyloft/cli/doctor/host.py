@@ -69,17 +69,23 @@ def _is_there(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-async def ports(config: Config, *, is_served: bool) -> list[Finding]:
-    """Whether `keyloft serve` could listen at the configured addresses; `is_served` if a service runs already."""
+async def ports(config: Config, *, is_served: bool, store: str | None) -> list[Finding]:
+    """Whether `keyloft serve` could listen at the configured addresses.
+
+    Args:
+        config: The settings.
+        is_served: Whether a service runs already.
+        store: The id of the database's store; None if it is not known.
+    """
     found = []
     if (address := config.http_address()) is not None and address[1]:
-        found.append(await _pages_port(*address, is_tls=config.http_cert is not None))
+        found.append(await _pages_port(*address, is_tls=config.http_cert is not None, store=store))
     if not config.nats and config.nats_port:
         found.append(await _nats_port(config.nats_port, is_served=is_served))
     return found
 
 
-async def _pages_port(host: str, port: int, *, is_tls: bool) -> Finding:
+async def _pages_port(host: str, port: int, *, is_tls: bool, store: str | None) -> Finding:
     name, setting = f"port {port}", SETTINGS["http"].flag
     trouble = await in_thread(lambda: _why_not(host, port))
     if trouble is None:
@@ -90,8 +96,11 @@ async def _pages_port(host: str, port: int, *, is_tls: bool) -> Finding:
     status, what = await _health(host, port, is_tls=is_tls)
     first, *others = what.splitlines() or [""]
     if (status, first) == (200, "ok"):
-        store = f" ({others[0]})" if others else ""
-        return ok(name, f"taken by a service of Keyloft, which is healthy{store}")
+        served = others[0].removeprefix("store ") if others else None
+        if store is not None and served not in (None, store):
+            what = f"the service there is healthy, but has another database (store {served}) than these settings"
+            return warning(name, what, cure="pass the settings of that service, for instance its --database")
+        return ok(name, f"taken by a service of Keyloft, which is healthy{f' (store {served})' if served else ''}")
     if status == 503:
         reason = "; ".join([first, *others])
         return warning(name, f"the service there is not healthy: {reason}", cure="see the log of that service")

@@ -12,7 +12,9 @@ from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import Driven, SyncList, plain_function
 from keyloft.core.engine import Engine, Verdict
 from keyloft.core.keys import KeyLike, TupleKey, encode, encode_many
+from keyloft.core.own_commits import note_commit
 from keyloft.core.records import Batch, Committed, Page, Record
+from keyloft.core.values import encode as encode_value
 from keyloft.tuples.entries import Entry, entries_at, entry_of
 from keyloft.tuples.expiries import UNSET, expiry
 from keyloft.tuples.no_subscripts import NoSubscripts
@@ -38,8 +40,10 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
     """What `get` reads with, if its engine can do so without a coroutine."""
     get_records: Callable[[Sequence[bytes]], Page | list[Record | None]] | None = None
     """The same for `get_many`."""
+    set_value: Callable[[bytes, bytes, int], int] | None = None
+    """The same for `set` without type and expiry."""
     commit_batch: Callable[[Batch], Committed] | None = None
-    """The same for what `set` commits, a batch without checks."""
+    """The same for what any other `set` commits, a batch without checks."""
     decide: Callable[[Batch], Verdict] | None = None
     """The same for what `atomic` commits."""
 
@@ -242,9 +246,16 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
         Example:
             kv.set(("users", "alice"), User("Alice"), type=User, expire_in=3600)
         """
+        if self.set_value is not None and type is None and (expire_in is None) and (expire_at is None):
+            data, encoding = encode_value(value, self._inner._max_value_bytes)
+            version = self.set_value(encode(key), data, encoding)
+            note_commit(version)
+            return version
         if self.commit_batch is not None:
             due = expiry(expire_in, expire_at)
-            return self.commit_batch(Batch((self._inner._set(key, value, type, due),))).version
+            version = self.commit_batch(Batch((self._inner._set(key, value, type, due),))).version
+            note_commit(version)
+            return version
         return self._run(self._inner.set(key, value, type=type, expire_in=expire_in, expire_at=expire_at))
 
     def add(
@@ -358,7 +369,7 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
 
         Args:
             key: Of the entry.
-            fn: Called with the stored value, or a copy of the default; returns the new value, or an awaitable of it. It
+            fn: Called with the stored value, or a copy of the default; returns the new value. It
                 may be called several times. If it changes a list or dict in place, it must return that list or dict.
             default: For a key without an entry.
             type: What the value is read and stored as.
@@ -372,7 +383,7 @@ class SyncStore(NoSubscripts, SyncClosing, Driven[Store]):
         Raises:
             VersionConflict: Other writers were faster a hundred times.
             InvalidValue: What `fn` returned can't be stored.
-            InvalidArgument: `fn` changed the value in place and returned None; nothing was written.
+            InvalidArgument: `fn` changed the value in place and returned None; or it writes the entry itself.
 
         Example:
             kv.update(("players",), lambda players: [*players, "alice"], default=[])
