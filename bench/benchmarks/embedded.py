@@ -13,6 +13,7 @@ from bench.harness.contest import IN_FLIGHT, Entrant, Task, arm
 from bench.harness.figures import Reached, Row, Verdict, of_rates
 from bench.harness.race import Course
 from bench.probes import watches
+from bench.probes.long_calls import holding_the_loop
 from bench.probes.memory import remembering
 from bench.probes.sweep import sweeping
 
@@ -47,6 +48,7 @@ def prepared(quick: bool, folder: Path, closing: ExitStack) -> Benchmark:
             "list": measure.lists,
             "memory": measure.memory,
             "sweep": lambda: sweeping(folder, scale.sweep_stored, scale.sweep_expired, scale.sweep_rounds),
+            "long-calls": lambda: holding_the_loop(folder, scale.stored, scale.sweep_rounds),
             "watches": lambda: watches.beside_watches(folder, scale.watches, scale.watches // 10, scale.sweep_rounds),
             "watch-stall": lambda: watches.stalled_by_another_process(folder, scale.watches, scale.sweep_rounds),
             "watch-prefix": lambda: watches.large_prefix(folder, scale.sweep_stored, scale.sweep_rounds),

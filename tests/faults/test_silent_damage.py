@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 import keyloft
-from keyloft import KeyloftError, Undecodable, admin
+from keyloft import DatabaseError, KeyloftError, Undecodable, admin
 from keyloft.core.keys import TupleKey
 from keyloft.core.records import Get, Space
 from keyloft.core.values import DAMAGED
@@ -102,6 +102,39 @@ async def test_a_check_finds_every_changed_row(stored: dict[TupleKey, Any], tmp_
             changed += 1
             assert await problems(path), sorted(set(rows) ^ set(before))
     assert changed > 20
+
+
+async def test_a_counter_that_is_no_number_is_reported(stored: dict[TupleKey, Any], tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute(
+            "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = replace(sql, 'NOT NULL', '') "
+            "WHERE name = 'keyloft_changes'"
+        )
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute(
+            "UPDATE keyloft_changes SET at = NULL WHERE version = (SELECT max(version) FROM keyloft_changes)"
+        )
+    async with keyloft.open(path, sweep_every=None) as kv:
+        assert (await kv.get(("text", 3))).value == stored["text", 3]
+        for attempt in (kv.set(("text", 3), "new"), kv.delete_many([("text", 3), ("text", 4)])):
+            with pytest.raises(DatabaseError, match=r"the newest row of keyloft_changes is damaged.*restore a backup"):
+                await attempt
+    assert await problems(path)
+
+
+async def test_a_row_with_a_column_of_another_type_can_be_replaced_and_deleted(
+    stored: dict[TupleKey, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "app.db"
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("UPDATE keyloft_tuples SET expires_at = x'0102' WHERE value = CAST('\"abcabc\"' AS BLOB)")
+        assert connection.changes() == 2
+    async with keyloft.open(path, sweep_every=None) as kv:
+        await kv.atomic().set(("text", 2), "again").sum(("counter", 2), keyloft.U64(1)).commit()
+        assert (await kv.get(("text", 2))).value == "again"
+        await kv.delete_many([("text", 42), ("text", 43)])
+        assert not (await kv.get(("text", 42))).exists
 
 
 async def test_one_damaged_row_hides_no_other(stored: dict[TupleKey, Any], tmp_path: Path) -> None:

@@ -73,3 +73,10 @@ def lost_store_id(database: str) -> DatabaseError:
 def lost_counter(database: str, table: str) -> DatabaseError:
     """The error for a database whose version counter was deleted from this table."""
     return DatabaseError(f"{database}: {table} has no row, so the last version is not known; restore a backup")
+
+
+def damaged_counter(database: str, table: str) -> DatabaseError:
+    """The error for a database whose version counter in this table is not a number any more."""
+    return DatabaseError(
+        f"{database}: the newest row of {table} is damaged, so the last version is not known; restore a backup"
+    )

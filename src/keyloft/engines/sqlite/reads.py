@@ -30,7 +30,7 @@ from keyloft.core.records import (
     StoreId,
     Usage,
 )
-from keyloft.core.schema import READ_STORE_ID, Row, lost_counter, lost_store_id
+from keyloft.core.schema import READ_STORE_ID, Row, damaged_counter, lost_counter, lost_store_id
 from keyloft.core.values import DAMAGED, JSON, LOST
 from keyloft.engines import change_log
 from keyloft.engines.sqlite.file import SqliteFile
@@ -340,10 +340,16 @@ def read_version(cursor: apsw.Cursor) -> int:
 
 
 def last_logged(cursor: apsw.Cursor) -> tuple[int, int, int]:
-    """The version and the time of the last commit, and the size of the change log."""
+    """The version and the time of the last commit, and the size of the change log.
+
+    Raises:
+        DatabaseError: The newest row of the log is gone or damaged.
+    """
     rows: list[Row] = cursor.execute(READ_VERSION).fetchall()
     for version, at, size in rows:
-        return version, at, size
+        if type(version) is type(at) is type(size) is int:
+            return version, at, size
+        raise damaged_counter(cursor.connection.filename, CHANGES)  # a changed bit may have changed a type
     raise lost_counter(cursor.connection.filename, CHANGES)
 
 

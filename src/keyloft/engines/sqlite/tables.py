@@ -18,7 +18,7 @@ from keyloft.core import schema
 from keyloft.core.maintenance import plugin_text
 from keyloft.core.records import Due, DuePage, Head, Page, PluginKey, Record, Set, Space
 from keyloft.core.schema import Row
-from keyloft.core.values import JSON, LOST
+from keyloft.core.values import DAMAGED, JSON, LOST
 from keyloft.engines import tables
 from keyloft.engines.tables import Layout
 
@@ -191,6 +191,16 @@ def _page_by_column(rows: Sequence[Row]) -> Page:
     return Page(*[cells[at::width] for at in range(width)])
 
 
+def _head_by_column(
+    key: bytes, encoding: int, version: int, expires_at: int | None, created_at: int, updated_at: int, large: int | None
+) -> StoredHead:
+    if type(version) is int and (expires_at is None or type(expires_at) is int):
+        return StoredHead(key, b"", encoding, version, expires_at, created_at, updated_at, large)
+    # A changed bit has changed the type of a column, and then the columns after it are wrong, too. A commit may still
+    # replace or remove such a row.
+    return StoredHead(key, b"", DAMAGED, version if type(version) is int else 0, None)
+
+
 def _bytes_layout(table: str) -> SqliteLayout:
     """A table with one binary key, whose rows are stored in the order of their keys.
 
@@ -236,7 +246,7 @@ def _bytes_layout(table: str) -> SqliteLayout:
         # The id of a large value instead of the value, as in a get: a join would make lists of small values slower.
         listed=f"{table}.key, coalesce(value, large), encoding, version, expires_at",
         head=f"{columns}, large",
-        head_record=lambda key, *row: StoredHead(key, b"", *row),
+        head_record=_head_by_column,
         row=f"key, coalesce(value, {large.value}, x''), "
         f"CASE WHEN {large.is_lost} THEN {LOST} ELSE encoding END, version",
         row_record=Record,
