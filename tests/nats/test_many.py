@@ -38,12 +38,13 @@ async def many(client: Nats, *requests: Any, plugin: str = "trivia") -> Any:
     return reply["replies"]
 
 
-async def in_parts(client: Nats, requests: list[Any]) -> AsyncIterator[tuple[dict[int, Any], int]]:
-    """The parts of a reply: what was answered, by position, and how many are left."""
+async def raw_parts(client: Nats, requests: list[Any], *, short: bool = False) -> AsyncIterator[dict[str, Any]]:
+    """The parts of a reply, as the service has sent them."""
     inbox = client.new_inbox()
     replies = await client.subscribe(inbox)
     texts = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in requests]
-    data = b'{"parts":true,"requests":[%b]}' % b",".join(texts)  # as Keyloft's client writes it
+    begin = b'{"parts":true,"short":true,"requests":[' if short else b'{"parts":true,"requests":['
+    data = begin + b",".join(texts) + b"]}"  # with `short`, as Keyloft's client writes it
     await client.publish(f"{PREFIX}.trivia.many", data, reply=inbox)
     left = len(requests)
     while left:
@@ -52,8 +53,22 @@ async def in_parts(client: Nats, requests: list[Any]) -> AsyncIterator[tuple[dic
         part = json.loads(message.data)
         assert part["success"] is True
         left = part["left"]
-        yield dict(part["replies"]), left
+        yield part
     await replies.unsubscribe()
+
+
+async def in_parts(
+    client: Nats, requests: list[Any], *, short: bool = False
+) -> AsyncIterator[tuple[dict[int, Any], int]]:
+    """The parts of a reply: what was answered, by position, and how many are left."""
+    async for part in raw_parts(client, requests, short=short):
+        if "values" in part:
+            replies = {at: {"success": True, "exists": True, "value": one} for at, one in enumerate(part["values"])}
+        elif "reply" in part:
+            replies = dict.fromkeys(range(part["count"]), part["reply"])
+        else:
+            replies = dict(part["replies"])
+        yield replies, part["left"]
 
 
 ALONE: list[tuple[str, bytes]] = [
@@ -119,13 +134,16 @@ GETS: list[bytes] = [
 ]
 
 
-async def test_gets_that_travel_together_are_answered_as_if_sent_alone(client: Nats, db: BotDatabase) -> None:
+@pytest.mark.parametrize("short", [False, True])
+async def test_gets_that_travel_together_are_answered_as_if_sent_alone(
+    client: Nats, db: BotDatabase, short: bool
+) -> None:
     async with serving(client, db, PREFIX):
         await db.kv_set("trivia", "a", 1)
         plain = GETS[0]
         for text in GETS:
             replies = dict[int, Any]()
-            async for part, _ in in_parts(client, [plain, text, plain]):
+            async for part, _ in in_parts(client, [plain, text, plain], short=short):
                 replies |= part
             first, found, last = [replies[position] for position in range(3)]
             [expected] = (await ask(client, "trivia.many", b'{"requests":[%b]}' % text))["replies"]
@@ -138,10 +156,10 @@ async def test_gets_that_travel_together_are_answered_as_if_sent_alone(client: N
         assert (await ask(client, "trivia.many", most))["error_code"] == "VALIDATION_ERROR"
 
 
-async def collected(client: Nats, requests: list[Any]) -> list[Any]:
+async def collected(client: Nats, requests: list[Any], *, short: bool = False) -> list[Any]:
     """The replies to requests in the form that Keyloft's client gives them, in their order."""
     found = dict[int, Any]()
-    async for part, _ in in_parts(client, requests):
+    async for part, _ in in_parts(client, requests, short=short):
         found |= part
     return [found[position] for position in range(len(requests))]
 
@@ -150,12 +168,13 @@ def put(key: str, value: Any) -> bytes:
     return json.dumps({"op": "set", "key": key, "value": value}, separators=(",", ":")).encode()
 
 
+@pytest.mark.parametrize("short", [False, True])
 async def test_sets_that_travel_together_are_answered_and_counted_as_if_sent_alone(
-    client: Nats, db: BotDatabase
+    client: Nats, db: BotDatabase, short: bool
 ) -> None:
     async with serving(client, db, PREFIX) as service:
         puts = [put(f"k{number % 30}", number) for number in range(40)]
-        assert await collected(client, puts) == [{"success": True}] * 40
+        assert await collected(client, puts, short=short) == [{"success": True}] * 40
         assert [await db.kv_get("trivia", f"k{number}") for number in range(30)] == [
             {"exists": True, "value": number + 30 if number < 10 else number} for number in range(30)
         ]
@@ -226,6 +245,8 @@ async def test_a_message_that_is_no_many_is_refused_by_name(client: Nats, db: Bo
         ({"requests": {}}, "VALIDATION_ERROR", "requests: expected an array"),
         ({"request": []}, "VALIDATION_ERROR", "did you mean requests?"),
         ({"requests": [get], "parts": 1}, "VALIDATION_ERROR", "parts: expected true or false"),
+        ({"requests": [get], "short": "yes"}, "VALIDATION_ERROR", "short: expected true or false"),
+        (b'{"parts":true,"short":true,"requests":[],"short":true}', "INVALID_JSON", "twice"),
         ({"requests": [get], "more": 1}, "VALIDATION_ERROR", "more: there is no such field"),
         (b'{"requests":[],"requests":[]}', "INVALID_JSON", "twice"),
         (b'{"parts":true,"requests":[],"parts":true}', "INVALID_JSON", "twice"),
@@ -373,6 +394,30 @@ async def test_a_flood_of_them_stays_within_the_bounds(client: Nats, db: BotData
         assert service.meters.of("trivia").durations["get"].count == 1000 * len(done)
 
 
+async def test_short_parts_leave_out_what_the_replies_have_in_common(client: Nats, db: BotDatabase) -> None:
+    def get(key: str) -> bytes:
+        return b'{"op":"get","key":"%b"}' % key.encode()
+
+    async def short(*requests: bytes) -> list[dict[str, Any]]:
+        return [part async for part in raw_parts(client, list(requests), short=True)]
+
+    async with serving(client, db, PREFIX):
+        stored = {"success": True}
+        assert await short(put("a", 1), put("b", [2])) == [{"success": True, "reply": stored, "count": 2, "left": 0}]
+        assert await short(get("a"), get("b")) == [{"success": True, "values": [1, [2]], "left": 0}]
+        absent, found = {"success": True, "exists": False}, {"success": True, "exists": True, "value": 1}
+        [part] = await short(get("a"), get("absent"))
+        assert part == {"success": True, "replies": [[0, found], [1, absent]], "left": 0}
+        assert await collected(client, [put("c", 1), get("c")], short=True) == [stored, found]
+        # Without `parts`, and where all values are too large for one message, the replies are whole.
+        asked = await ask(client, "trivia.many", {"short": True, "requests": [{"op": "get", "key": "a"}]})
+        assert asked == {"success": True, "replies": [found]}
+        for number in range(20):
+            await db.kv_set("trivia", f"large{number}", "x" * 60_000)
+        parts = await short(*[get(f"large{number}") for number in range(20)])
+        assert sum(len(part["replies"]) for part in parts) == 20
+
+
 class FoundOperation(Operation):
     name = "get"
 
@@ -380,7 +425,18 @@ class FoundOperation(Operation):
 @given(
     st.lists(
         st.sampled_from(
-            [b'{"requests":[', b'{"op":"get"', b'"key":"k"', b",", b"]", b"}", b'"parts":true', b'"op"', b"\\"]
+            [
+                b'{"requests":[',
+                b'{"op":"get"',
+                b'"key":"k"',
+                b",",
+                b"]",
+                b"}",
+                b'"parts":true',
+                b'"short":true',
+                b'"op"',
+                b"\\",
+            ]
         )
         | st.binary(max_size=3),
         max_size=12,

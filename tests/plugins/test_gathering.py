@@ -77,6 +77,24 @@ async def test_calls_made_together_travel_in_one_message(client: DatabaseClient,
     assert since(before, service) == {"get": 101, "set": 100, "many": 2}
 
 
+async def test_gets_that_travel_together_return_whatever_is_stored(client: DatabaseClient) -> None:
+    values: list[Any] = [1, None, "\u00e9", [], {"a": [1.5, True]}, 10**30, -(10**5000), "x" * 60_000, [[[]]] * 500]
+    for some in (values[:6], values):  # msgspec can't decode the longest of the ints
+        await asyncio.gather(*[client.kv.set(f"k{at}", value) for at, value in enumerate(some)])
+        assert await asyncio.gather(*[client.kv.get(f"k{at}", "default") for at in range(len(some))]) == some
+        assert await asyncio.gather(*[client.kv.get(f"k{at}", "default") for at in range(len(some) + 1)]) == [
+            *(*some, "default")
+        ]
+
+
+async def test_replies_to_requests_are_dicts_of_their_callers(client: DatabaseClient) -> None:
+    first, second = await asyncio.gather(*[client.request("set", {"key": "k", "value": 1}) for _ in range(2)])
+    first["changed"] = True
+    assert second == {"success": True}
+    found = await asyncio.gather(*[client.request("get", {"key": "k"}) for _ in range(2)])
+    assert found == [{"success": True, "exists": True, "value": 1}] * 2
+
+
 async def test_a_lone_call_is_sent_alone(client: DatabaseClient, service: DatabaseService) -> None:
     before = counted(service)
     await client.kv.set("k", 1)

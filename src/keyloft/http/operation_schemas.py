@@ -47,7 +47,7 @@ def described_operations(
 def _operation(name: str, tag: str, names: Sequence[str], described: Messages) -> HttpOperation:
     reply = described.reply
     if name == "many":
-        [reply, _] = described.reply["anyOf"]  # over HTTP, all replies arrive in one
+        reply = described.reply["anyOf"][0]  # over HTTP, all replies arrive in one
     return operation(
         f"{tag}.{name}",
         described.summary.removesuffix("."),

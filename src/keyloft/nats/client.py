@@ -16,7 +16,7 @@ from keyloft.errors import InvalidArgument, KeyloftError, NotPermitted, Unanswer
 from keyloft.nats.connection import Login, connect, inbox_prefix, servers, shown
 from keyloft.nats.errors import NEWER_PERMISSIONS, refused
 from keyloft.nats.events import WATCH
-from keyloft.nats.gathering import CLIENT_CLOSED, RequestSender
+from keyloft.nats.gathering import CLIENT_CLOSED, FoundValue, RequestSender
 from keyloft.nats.messages import PERMISSION
 from keyloft.nats.payloads import to_json
 from keyloft.nats.remote_watch import RemoteWatch
@@ -151,7 +151,10 @@ class ServiceClient(AsyncClosing):
             Closed: This client is closed.
         """
         sender = self.sender or self._make_sender()
-        return self._accepted(await sender.ask(prefix, operation, to_json(fields)[1:]))
+        reply = await sender.ask(prefix, operation, to_json(fields)[1:])
+        if type(reply) is FoundValue:
+            return {"success": True, "exists": True, "value": reply.value}
+        return {**self._accepted(reply)}  # several callers may have the same one
 
     def _make_sender(self) -> RequestSender:
         """Make the sender of requests, for the first of them."""

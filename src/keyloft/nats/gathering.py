@@ -24,11 +24,12 @@ from keyloft.nats.messages import publish_requests
 from keyloft.nats.resending import is_overtaken
 from keyloft.nats.subscribing import subscribe_at_once
 
-_MANY: Final = b'{"parts":true,"requests":[%b]}'
+_MANY: Final = b'{"parts":true,"short":true,"requests":[%b]}'
 _PROBE: Final = _MANY % b""
 _OP_BYTES: Final = 32
 """How many bytes a request takes beyond its fields, at most: its operation, and a comma."""
 _NO_FIELDS: Final = b"}"
+_FOUND: Final = b'{"success":true,"exists":true,"value":%b}'
 CLIENT_CLOSED: Final = "this client is closed: make a new one"
 _STATUS: Final = "Status"
 _NO_RESPONDERS: Final = "503"
@@ -38,12 +39,25 @@ _OVERTAKEN: Final = (
 )
 
 
+class FoundValue(Struct, frozen=True):
+    """The reply to a get that has found an entry, if the service has sent the value alone."""
+
+    value: Any
+
+
 class _ManyPart(Struct):
-    """Some of the replies to a `many`, each with the position of its request; or its refusal."""
+    """Some of the replies to a `many`; or its refusal."""
 
     success: bool
     replies: list[tuple[int, Any]] = []
+    """Each with the position of its request."""
+    values: list[Any] = []
+    """What the first requests, which are gets, have found."""
+    reply: Any = None
+    """The reply to each of the first `count` requests."""
+    count: int = 0
     left: int = 0
+    """How many replies are not yet there."""
     error_code: str = ""
 
 
@@ -51,6 +65,7 @@ class _ManyTexts(_ManyPart):
     """The same part with the replies as texts, because msgspec alone can't decode one of them."""
 
     replies: list[tuple[int, Raw]] = []
+    values: list[Raw] = []
 
 
 _decode_part = msgspec.json.Decoder(_ManyPart).decode
@@ -362,9 +377,19 @@ class RequestSender:
             for position, text in part.replies:
                 if position < count:
                     calls[position].answer(bytes(text))
+            for call, text in zip(calls, part.values, strict=False):
+                call.answer(_FOUND % bytes(text))
         else:
             for position, reply in part.replies:
                 if position < count and not (waiting := calls[position].reply).done():
+                    waiting.set_result(reply)
+            for call, found in zip(calls, map(FoundValue, part.values), strict=False):
+                if not (waiting := call.reply).done():
+                    waiting.set_result(found)
+        if part.count:
+            reply = part.reply
+            for call in calls[: part.count]:
+                if not (waiting := call.reply).done():
                     waiting.set_result(reply)
         if not part.left:
             del self._sent[message.number]

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
@@ -25,13 +24,20 @@ NO_REPLIES: Final = _REPLIES % b""
 TOO_FAST: Final = RefusedOperation(Busy, TOO_MUCH)
 """Stands for a request beyond the rate of its owner."""
 _PART: Final = b'{"success":true,"replies":[%b],"left":%d}'
+_VALUES: Final = b'{"success":true,"values":[%b],"left":%d}'
+_ALIKE: Final = b'{"success":true,"reply":%b,"count":%d,"left":%d}'
 _FRAME_BYTES: Final = len(_PART) + 24
 """How many bytes a part with one reply has besides that reply, its position included."""
 
 # The form in which Keyloft's client sends a message and its requests; any other form is read more slowly.
-_IN_PARTS: Final = b'{"parts":true,"requests":['
-_OF_ONE_OPERATION: Final = {_IN_PARTS + b'{"op":"%b",' % name.encode(): name for name in ("get", "set")}
-_IN_PARTS_BYTES: Final = len(_IN_PARTS) + len("]}") - 1  # there is a comma less than there are requests
+_SHORT: Final = b'{"parts":true,"short":true,"requests":['
+_SHORT_BYTES: Final = len(_SHORT) + len("]}") - 1  # there is a comma less than there are requests
+_OF_ONE_OPERATION: Final = [
+    (begin + b'{"op":"%b",' % name.encode(), name, begin is _SHORT)
+    for begin in (_SHORT, b'{"parts":true,"requests":[')
+    for name in ("get", "set")
+]
+"""How messages begin that `read_all` may read, each with the operation, and whether their replies may be short."""
 _ORDINARY: Final = re.compile(rb'\{"op":"([a-z_]+)"(?:,|(?=\}))').match
 
 
@@ -42,6 +48,8 @@ class ManyRequests(Struct, frozen=True):
     """Each request with its operation, and its message as if sent alone; or, if that was read already, its content."""
     in_parts: bool
     """Whether the replies may arrive in several messages."""
+    is_short: bool
+    """Whether a part may leave out what its replies have in common."""
     size: int
     """How many bytes the requests have."""
     together: Sequence[Any] = ()
@@ -51,6 +59,7 @@ class ManyRequests(Struct, frozen=True):
 class _ManyText(Struct):
     requests: list[Raw]
     parts: bool | UnsetType | None = UNSET
+    short: bool | UnsetType | None = UNSET
 
 
 _read_many = msgspec.json.Decoder(_ManyText).decode
@@ -63,7 +72,8 @@ _read_beyond = msgspec.json.Decoder(msgspec.defstruct("_ManyBeyond", [("requests
 _MANY_COMMAS: Final = 4 * limits.MANY_REQUESTS
 _read_name = msgspec.json.Decoder(str).decode
 _read_members = msgspec.json.Decoder(dict[str, Raw]).decode
-_FIELDS: Final = ("requests", "parts")
+_SWITCHES: Final = ("parts", "short")
+_FIELDS: Final = ("requests", *_SWITCHES)
 _LEVELS: Final = payloads.LEVELS + 2
 """How deep a message may nest: a request, the list of requests, and the object that it is a field of."""
 
@@ -85,9 +95,9 @@ class Many(Operation):
         self._unfit = unfit
 
     def read(self, about: Any, data: bytes, /) -> ManyRequests:
-        for begin, name in _OF_ONE_OPERATION.items():
+        for begin, name, is_short in _OF_ONE_OPERATION:
             if data.startswith(begin) and (read := (operation := self._find(about, name)).read_all(about, data)):
-                return ManyRequests([(operation.parsed, one) for one in read], True, len(data), read)
+                return ManyRequests([(operation.parsed, one) for one in read], True, is_short, len(data), read)
         try:
             if data.count(b",") > _MANY_COMMAS and _is_beyond(data):
                 raise _too_many(limits.MANY_REQUESTS)
@@ -96,9 +106,9 @@ class Many(Operation):
             _refuse_unreadable(data)
             raise InvalidArgument('requests: expected an array of requests, as in [{"op": "get", "key": …}]') from None
         requests, most = list(map(bytes, text.requests)), limits.MANY_REQUESTS
-        if not data.startswith(_IN_PARTS) or len(data) != _IN_PARTS_BYTES + sum(map(len, requests)) + len(requests):
+        if not data.startswith(_SHORT) or len(data) != _SHORT_BYTES + sum(map(len, requests)) + len(requests):
             # Outside the requests, only the names of the fields have quotes, two each. More of them mean another field.
-            names = 1 if text.parts is UNSET else 2
+            names = 1 + (text.parts is not UNSET) + (text.short is not UNSET)
             if data.count(b'"') - sum([one.count(b'"') for one in requests]) != 2 * names:
                 _refuse_unreadable(data)
         if not text.parts:
@@ -106,7 +116,8 @@ class Many(Operation):
         if len(requests) > most:
             raise _too_many(most)
         found: dict[str, Operation] = {}
-        return ManyRequests([self._taken(about, one, found) for one in requests], bool(text.parts), len(data))
+        taken = [self._taken(about, one, found) for one in requests]
+        return ManyRequests(taken, bool(text.parts), text.short is True, len(data))
 
     def details(self, content: Any, outcome: int) -> dict[str, int | None]:
         return {"count": outcome}
@@ -150,8 +161,9 @@ def _refuse_unreadable(data: bytes) -> None:
         raise InvalidArgument('the payload must be a JSON object, as in {"requests": […]}') from None
     payloads.refuse_unknown(fields, _FIELDS)
     payloads.field(fields, "requests")
-    if bytes(fields.get("parts", b"null")) not in (b"true", b"false", b"null"):
-        raise InvalidArgument("parts: expected true or false")
+    for name in _SWITCHES:
+        if bytes(fields.get(name, b"null")) not in (b"true", b"false", b"null"):
+            raise InvalidArgument(f"{name}: expected true or false")
     if bytes(fields["requests"]).startswith(b"["):
         raise InvalidJson("Invalid JSON: a name is twice in one object")
 
@@ -243,7 +255,7 @@ class Collectors:
         """
         count, most_bytes = len(content.requests), self._nats.max_payload
         if content.in_parts and not in_one:
-            return PartCollector(count, most_bytes, send, self)
+            return PartCollector(count, most_bytes, send, self, is_short=content.is_short)
         return Collector(count, most_bytes, send, self)
 
     def has_part(self, collector: "PartCollector") -> None:
@@ -303,7 +315,17 @@ class Collector:
 class PartCollector:
     """Sends the replies to the requests of one message in parts: in each iteration of the event loop, those ready."""
 
-    def __init__(self, requests: int, most_bytes: int, send: Callable[[bytes, bool], None], shared: Collectors) -> None:
+    def __init__(
+        self,
+        requests: int,
+        most_bytes: int,
+        send: Callable[[bytes, bool], None],
+        shared: Collectors,
+        *,
+        is_short: bool,
+    ) -> None:
+        self.is_short = is_short
+        """Whether a part may leave out what its replies have in common."""
         self._left = requests
         self._send = send
         self._shared = shared
@@ -312,20 +334,31 @@ class PartCollector:
         self._size = 0
         self._is_scheduled = False
 
+    def add_values(self, values: bytes, count: int) -> bool:
+        """Send the values that the first requests, which are gets, have found, as JSON with commas between them.
+
+        Returns False if they do not fit into one message.
+        """
+        if len(values) >= self._most_bytes:
+            return False
+        self._left -= count
+        self._send(_VALUES % (values, self._left), not self._left)
+        return True
+
     def add_first(self, replies: Sequence[bytes], *, is_written: bool) -> None:
         """Add the replies to the first requests, before any other, and send them."""
-        count, first = len(replies), replies[0]
-        # Replies to plain sets are alike. Replies to gets are not cached: the cache should hold no values.
-        if is_written and count <= limits.GETS_PER_READ and {*replies} == {first}:
-            items = _repeated(first, count)
-        else:
-            items = _with_positions(replies)
+        # Replies to plain sets are alike.
+        if self.is_short and is_written and {*replies} == {replies[0]}:
+            self._left -= len(replies)
+            self._send(_ALIKE % (replies[0], len(replies), self._left), not self._left)
+            return
+        items = _with_positions(replies)
         if len(items) >= self._most_bytes:
             for position, reply in enumerate(replies):
                 self.add(position, reply, is_written)
             return
         self._replies = [items]
-        self._left -= count
+        self._left -= len(replies)
         self._send_replies()
 
     def add(self, position: int, reply: bytes, is_written: bool) -> None:
@@ -362,12 +395,6 @@ _BEFORE_REPLIES: Final = (b"[0,", *[b"],[%d," % position for position in range(1
 def _with_positions(replies: Sequence[bytes]) -> bytes:
     """The items of a part for the first requests of a message; in half the time that formatting each would take."""
     return b"".join(chain.from_iterable(zip(_BEFORE_REPLIES, replies, strict=False))) + b"]"
-
-
-@lru_cache(limits.GETS_PER_READ)
-def _repeated(reply: bytes, count: int) -> bytes:
-    """The same, if the replies are alike."""
-    return _with_positions([reply] * count)
 
 
 def _too_large(is_written: bool) -> bytes:

@@ -94,17 +94,20 @@ class ManyIntake:
             return 0
         if (records := read_at_once(self._engine, reads)) is None:
             return 0
-        try:
-            replies = list(map(operation.reply, reads, records))
-        except Exception:
-            return 0  # carried out as separate requests, each gets its own error
+        values, replies = operation.values(records) if collector.is_short else None, []
+        if values is None:
+            try:
+                replies = list(map(operation.reply, reads, records))
+            except Exception:
+                return 0  # carried out as separate requests, each gets its own error
         seconds = perf_counter() - message.arrived
         owner.meter.durations[operation.name].add_several(seconds, len(reads))
         if seconds > limits.SLOW_SECONDS:
             for get, record in zip(reads, records, strict=True):
                 request = Request(owner, operation, message.about, b"", get, message.arrived, 0)
                 self._reporter.done(request, seconds, record)
-        collector.add_first(replies, is_written=False)
+        if values is None or not collector.add_values(values, len(reads)):
+            collector.add_first(replies or list(map(operation.reply, reads, records)), is_written=False)
         return len(reads)
 
     # Writes that are submitted together, with one request for all

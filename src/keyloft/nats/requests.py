@@ -66,6 +66,10 @@ class Operation:
         """The reply, made from what `read` returned and its outcome; a Call makes its own."""
         raise NotImplementedError
 
+    def values(self, outcomes: Sequence[Any], /) -> bytes | None:
+        """Of a get: the values that several have found, with commas between them; None if some have no usual reply."""
+        return None
+
     def key(self, content: Any) -> str:
         """The key that a line of the log names."""
         return ""

@@ -164,10 +164,14 @@ def many_messages(operations: Mapping[str, Messages]) -> Messages:
     position = {"type": "array", "items": [COUNT, reply], "minItems": 2, "maxItems": 2}
     return Messages(
         summary="Carry out several requests, each as if sent alone, in their order.",
-        request=request_of({"requests": array_of(either(*requests), limits.MANY_REQUESTS)}, {"parts": BOOLEAN}),
+        request=request_of(
+            {"requests": array_of(either(*requests), limits.MANY_REQUESTS)}, {"parts": BOOLEAN, "short": BOOLEAN}
+        ),
         reply=either(
             reply_of({"replies": array_of(reply, limits.MANY_REQUESTS)}),
             reply_of({"replies": array_of(position, limits.MANY_REQUESTS), "left": COUNT}),
+            reply_of({"values": array_of(ANY_JSON, limits.MANY_REQUESTS), "left": COUNT}),
+            reply_of({"reply": reply, "count": COUNT, "left": COUNT}),
         ),
         examples=(
             {"requests": [{"op": name, **request} for name, one in operations.items() for request in one.examples]},

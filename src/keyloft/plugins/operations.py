@@ -41,6 +41,7 @@ class PluginPointRead(PointRead):
     name = "get"
     reply_bytes = limits.VALUE_REPLY_BYTES
     reply = staticmethod(replies.got)
+    values = staticmethod(replies.values_found)
 
     def key(self, content: Get) -> str:
         return str(content.key[1])

@@ -11,6 +11,7 @@ from keyloft import limits
 from keyloft.core.backoff import back_off
 from keyloft.core.updated_values import copy_maker, updated
 from keyloft.errors import InvalidArgument, VersionConflict
+from keyloft.nats.gathering import FoundValue
 from keyloft.nats.payloads import to_json
 from keyloft.nats.remote_watch import RemoteWatch
 from keyloft.plugins import rules
@@ -47,7 +48,10 @@ class PluginKV:
         """
         if not meta:
             client = self._client
-            reply = client._accepted(await client._send("get", b'"key":%b}' % to_json(rules.key(key))))
+            answer = await client._send("get", b'"key":%b}' % to_json(rules.key(key)))
+            if type(answer) is FoundValue:
+                return answer.value
+            reply = client._accepted(answer)
             return reply["value"] if reply["exists"] else default
         reply = await self._client.request("get", {"key": rules.key(key), "meta": True})
         if not reply["exists"]:

@@ -20,6 +20,9 @@ ABSENT: Final = b'{"success":true,"exists":false}'
 TOUCHED: Final = b'{"success":true,"exists":true}'
 
 
+_split = msgspec.json.Decoder(list[Raw]).decode
+
+
 def got(content: Get, record: Record | None) -> bytes:
     """The reply to a get."""
     if record is None:
@@ -37,6 +40,25 @@ def got(content: Get, record: Record | None) -> bytes:
         report_broken(record)
         return ABSENT
     return b'{"success":true,"exists":true,"value":%b}' % value
+
+
+def values_found(records: Sequence[Record | None]) -> bytes | None:
+    """The values that several gets have found, with commas between them; None if `got` has to look at each of them."""
+    values = [record.value for record in records if record is not None]
+    if len(values) < len(records):
+        return None
+    joined, lengths = b",".join(values), list(map(len, values))
+    try:
+        # As in `got`. If an array of them has items of these very lengths, each of them is JSON.
+        if not joined.isascii():
+            joined.decode()
+        if list(map(len, _split(b"[%b]" % joined))) != lengths:
+            return None
+    except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError):
+        return None
+    if max(lengths) > (most := limits.PLUGIN_VALUE_DEPTH) and any([json_text.is_deeper(one, most) for one in values]):
+        return None
+    return joined
 
 
 def listed(keys: list[str], truncated: bool, most_bytes: int) -> bytes:

@@ -76,6 +76,7 @@ class _GetOfMany(Struct, forbid_unknown_fields=True, tag_field="op", tag="get"):
 class _ManyGets(Struct, forbid_unknown_fields=True):
     requests: list[_GetOfMany]
     parts: bool
+    short: bool | UnsetType = UNSET
 
 
 class _SetOfMany(Struct, forbid_unknown_fields=True, tag_field="op", tag="set"):
@@ -86,6 +87,7 @@ class _SetOfMany(Struct, forbid_unknown_fields=True, tag_field="op", tag="set"):
 class _ManySets(Struct, forbid_unknown_fields=True):
     requests: list[_SetOfMany]
     parts: bool
+    short: bool | UnsetType = UNSET
 
 
 _read_keyed = msgspec.json.Decoder(_Keyed).decode
@@ -138,11 +140,12 @@ def getting_each(plugin: str, data: bytes) -> list[Get] | None:
     if b"\\" in data or not data.isascii() or data.count(b",") > limits.MANY_REQUESTS * 2:
         return None
     try:
-        gets = _read_gets(data).requests
+        many = _read_gets(data)
     except msgspec.MsgspecError:
         return None
+    gets, names = many.requests, 2 if many.short is UNSET else 3
     # As for a get: without an escape, no key has NUL; with this many quotes, no field is doubled.
-    if data.count(b'"') != 8 * len(gets) + 4 or len(gets) > limits.MANY_REQUESTS:
+    if data.count(b'"') != 8 * len(gets) + 2 * names or len(gets) > limits.MANY_REQUESTS:
         return None
     return [Get(_PLUGINS, (plugin, get.key)) for get in gets]
 
@@ -176,12 +179,14 @@ def setting_each(plugin: str, data: bytes) -> list[Set] | None:
         return None
     try:
         with json_text.collecting_no_garbage(data):
-            sets = _read_sets(data).requests
+            many = _read_sets(data)
+            sets = many.requests
             stored = [payloads.to_json(one.value) for one in sets]
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     # As for a set: if the quotes of all strings are accounted for, no name is doubled in any of them.
-    if data.count(b'"') != 10 * len(sets) + 4 + sum([value.count(b'"') for value in stored]):
+    names = 2 if many.short is UNSET else 3
+    if data.count(b'"') != 10 * len(sets) + 2 * names + sum([value.count(b'"') for value in stored]):
         return None
     if len(sets) > limits.MANY_REQUESTS or max(map(len, stored), default=0) > _LARGEST_ORDINARY_SET:
         return None
