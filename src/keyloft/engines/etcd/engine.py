@@ -5,7 +5,7 @@ import logging
 from typing import Any
 
 from keyloft import limits
-from keyloft.core.records import Ask
+from keyloft.core.records import Ask, Get
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.etcd import large_values
 from keyloft.engines.etcd.cluster import EtcdCluster
@@ -62,6 +62,8 @@ class EtcdEngine(ServerEngine[EtcdWriter]):
         if self._starter.pending:
             await self._starter.wait()
             self.check_usable()
+        if len(asks) == 1 and type(asks[0]) is Get:
+            return await self._reads.gets((asks[0],))  # the hot path: one call less
         return await self._reads.read(*asks)
 
     async def _counter(self) -> Start:

@@ -38,6 +38,7 @@ _SPACE_NUMBERS: Final = {space: number for number, space in enumerate(_SPACES)}
 _MOMENT: Final = struct.Struct(">Q")
 _HEAD: Final = struct.Struct(">BBQqQQ")
 """Whether the value is in chunks, then encoding, version, expiry or -1, and the times of creation and last change."""
+_HEAD_BYTES: Final = _HEAD.size
 _CHUNKED: Final = struct.Struct(">16sHQ")
 """Id and number of the chunks, and the size of the value."""
 _LOG_KEY: Final = struct.Struct(">QI")
@@ -163,11 +164,8 @@ class KeyLayout:
 
     def row(self, space: Space, data: bytes, value: bytes) -> StoredRow:
         """The entry that is stored under a key of etcd."""
-        chunked, encoding, version, expiry, created, updated = _HEAD.unpack_from(value)
-        key, expires_at = self.key_of(space, data), None if expiry < 0 else expiry
-        if chunked:
-            return row_without_value(key, value)
-        return StoredRow(Record(key, value[_HEAD.size :], encoding, version, expires_at, created, updated))
+        record = record_of(self.key_of(space, data), value)
+        return StoredRow(record, chunks_of(value) if type(record) is Head else None)
 
     # Expiries
 
@@ -325,10 +323,24 @@ def unpack_written(value: bytes) -> tuple[int, dict[Address, bytes | None]]:
     return revision, {(_SPACES[number], key_of(_SPACES[number], key)): row for number, key, row in rows}
 
 
+def record_of(key: Key, value: bytes) -> Record:
+    """The entry in a row; a Head, if its value is in chunks."""
+    chunked, encoding, version, expiry, created, updated = _HEAD.unpack_from(value)
+    expires_at = None if expiry < 0 else expiry
+    if chunked:
+        return Head(key, b"", encoding, version, expires_at, created, updated)
+    return Record(key, value[_HEAD_BYTES:], encoding, version, expires_at, created, updated)
+
+
+def chunks_of(value: bytes) -> Chunks:
+    """Where the chunks of a value are, as its row says."""
+    return Chunks(*_CHUNKED.unpack_from(value, _HEAD_BYTES))
+
+
 def row_without_value(key: Key, value: bytes) -> StoredRow:
     chunked, encoding, version, expiry, created, updated = _HEAD.unpack_from(value)
     head = Head(key, b"", encoding, version, None if expiry < 0 else expiry, created, updated)
-    return StoredRow(head, Chunks(*_CHUNKED.unpack_from(value, _HEAD.size)) if chunked else None)
+    return StoredRow(head, chunks_of(value) if chunked else None)
 
 
 def commit_id_of(value: bytes) -> bytes:

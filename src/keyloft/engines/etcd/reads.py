@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from itertools import compress
 from typing import Any, TypeAlias, cast
 
 from keyloft import limits
@@ -14,6 +13,7 @@ from keyloft.core.records import (
     Due,
     Expired,
     Get,
+    Head,
     Latest,
     Now,
     Record,
@@ -21,8 +21,9 @@ from keyloft.core.records import (
     StoreId,
     Usage,
 )
-from keyloft.engines.etcd import errors, log, scans, transactions
+from keyloft.engines.etcd import errors, log, scans
 from keyloft.engines.etcd.errors import Failure
+from keyloft.engines.etcd.layout import Chunks, chunks_of, record_of
 from keyloft.engines.etcd.views import RevisionView, RevisionViews
 from keyloft.engines.pending_gets import PendingGets, fail, fail_late
 from keyloft.errors import Closed
@@ -74,6 +75,8 @@ class EtcdReads:
 
     def gets(self, gets: Sequence[Get]) -> "asyncio.Future[list[Record | None]]":
         """The entries at some keys. While a transaction is under way, the keys for the next one gather."""
+        if self._closed:
+            raise Closed
         future: asyncio.Future[list[Record | None]] = self._loop.create_future()
         self._waiting.append((gets, future, self._loop.time()))
         if len(self._tasks) < limits.ETCD_READS_AT_ONCE:
@@ -123,11 +126,11 @@ class EtcdReads:
 
     async def _read_gets(self, gets: Sequence[Get], arrived: float) -> list[Record | None]:
         while True:
-            view, found = await self._views.fetch(
-                lambda keys: [transactions.read(keys.data(get.space, get.key)) for get in gets], arrived
+            view, stored = await self._views.look_up(
+                lambda keys: [keys.data(get.space, get.key) for get in gets], arrived
             )
             try:
-                return await _found(view, gets, [reply.kvs for reply in found])
+                return await _found(view, gets, stored)
             except Failure as error:
                 if self._loop.time() > arrived + self._cluster.patience:
                     raise errors.explain(self._cluster.name, error) from error
@@ -144,16 +147,25 @@ class EtcdReads:
 
 async def _found(view: RevisionView, gets: Sequence[Get], stored: Sequence[Any]) -> list[Record | None]:
     """The entries that were asked for; `stored` has of each key a list of one or none."""
-    rows = [
-        view.keys.row(get.space, kvs[0].key, kvs[0].value) if kvs else None
-        for get, kvs in zip(gets, stored, strict=True)
-    ]
-    shown = [
-        row is not None and (get.include_expired or row.record.is_alive(view.now))
-        for get, row in zip(gets, rows, strict=True)
-    ]
-    records = iter(await scans.records_of(view, [row for row in compress(rows, shown) if row is not None]))
-    return [next(records) if is_shown else None for is_shown in shown]
+    now = view.now
+    found: list[Record | None] = []
+    chunked: list[tuple[int, Record, Chunks]] = []
+    for get, kvs in zip(gets, stored, strict=True):
+        if not kvs:
+            found.append(None)
+            continue
+        value = kvs[0].value
+        record = record_of(get.key, value)
+        if record.expires_at is not None and not get.include_expired and not record.is_alive(now):
+            found.append(None)
+            continue
+        if type(record) is Head:
+            chunked.append((len(found), record, chunks_of(value)))
+        found.append(record)
+    values = await view.values([chunks for _, _, chunks in chunked])
+    for (at, head, _), value in zip(chunked, values, strict=True):
+        found[at] = scans.with_value(view, head, value)
+    return found
 
 
 async def answer(view: RevisionView, ask: Ask) -> Any:

@@ -96,10 +96,15 @@ async def records_of(view: RevisionView, rows: Sequence[StoredRow]) -> list[Reco
         Undecodable: A value is not whole.
     """
     values = iter(await view.values([row.chunks for row in rows if row.chunks is not None]))
-    return [row.record if row.chunks is None else _with_value(view, row.record, next(values)) for row in rows]
+    return [row.record if row.chunks is None else with_value(view, row.record, next(values)) for row in rows]
 
 
-def _with_value(view: RevisionView, head: Record, value: bytes | None) -> Record:
+def with_value(view: RevisionView, head: Record, value: bytes | None) -> Record:
+    """An entry whose value was in chunks.
+
+    Raises:
+        Undecodable: The value is not whole.
+    """
     if value is None:
         raise view.damaged()
     return Record(head.key, value, head.encoding, head.version, head.expires_at, head.created_at, head.updated_at)

@@ -56,9 +56,8 @@ class RevisionView(Struct, frozen=True):
         found: list[Any] = []
         for first in range(0, len(keys), limits.ETCD_KEYS_PER_READ):
             some = keys[first : first + limits.ETCD_KEYS_PER_READ]
-            operations = [transactions.read(key, revision=self.revision) for key in some]
-            reply = await self.cluster.ask("Txn", transactions.transaction((), operations), self.arrived)
-            found += [read.kvs for read in transactions.replies(reply)]
+            request = transactions.lookups(some, self.revision)
+            found += transactions.looked_up(await self.cluster.ask("Txn", request, self.arrived))
         return found
 
     async def values(self, chunks: Sequence[Chunks]) -> list[bytes | None]:
@@ -106,22 +105,43 @@ class RevisionViews:
             if view is not None:
                 return view, found
 
+    async def look_up(
+        self, wanted: Callable[[KeyLayout], Sequence[bytes]], arrived: float
+    ) -> tuple[RevisionView, list[Any]]:
+        """The newest view, and the stored pair of each key in it: a list of one or none. As `fetch`, but faster.
+
+        Raises:
+            DatabaseError: No member answered in time, or the prefix holds no store.
+        """
+        while True:
+            keys = self.keys
+            request = transactions.lookups([keys.counter, *wanted(keys)])
+            response = await self.cluster.ask("Txn", request, arrived)
+            [counter, *found] = transactions.looked_up(response)
+            view = self._view(keys, counter, response.header.revision, arrived)
+            if view is not None:
+                return view, found
+
     def of(self, keys: KeyLayout, response: Any, arrived: float) -> tuple[RevisionView | None, list[Any]]:
         """The view that the reply to a transaction shows, which has read the counter first, and the other replies.
 
         The view is None if the store has another generation than these keys.
         """
-        [counter_reply, *found] = transactions.replies(response)
-        if not counter_reply.kvs:
+        [counter, *found] = transactions.replies(response)
+        view = self._view(keys, counter.kvs, response.header.revision, arrived)
+        return view, [] if view is None else found
+
+    def _view(self, keys: KeyLayout, found: Sequence[Any], revision: int, arrived: float) -> RevisionView | None:
+        """The view at a revision, with the counter that was found there; None if the generation has changed."""
+        if not found:
             raise DatabaseError(
                 f"{self.cluster.name}: the key {keys.counter.decode()} is gone, so the last version is not known; "
                 "restore a backup"
             )
-        [stored] = counter_reply.kvs
+        [stored] = found
         counter = unpack_state(self.cluster.name, stored.value)
         if counter.generation != keys.generation:
             self.keys = KeyLayout(self.cluster.address.prefix, counter.generation)
-            return None, []
+            return None
         now = max(self.cluster.clock.now(), counter.at)
-        view = RevisionView(self.cluster, keys, counter, stored.mod_revision, response.header.revision, now, arrived)
-        return view, found
+        return RevisionView(self.cluster, keys, counter, stored.mod_revision, revision, now, arrived)
