@@ -18,8 +18,14 @@ from keyloft.plugins import DatabaseClient
 from keyloft.semantic import SemanticClient, Semantics
 from keyloft.server.config import SETTINGS
 from tests.server.test_serve import serving
+from tests.support.postgres_cluster import cluster
+from tools.postgres import TIMEOUT_SECONDS
+from tools.process_family import until
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
+RULES: Final = DEPLOY / "prometheus-rules.yaml"
+TWO_PRIMARIES: Final = "KeyloftTwoPrimaries"
+"""The alert about metrics that only a service on PostgreSQL has."""
 Samples: TypeAlias = dict[str, set[str]]
 """The labels of each metric."""
 
@@ -104,10 +110,24 @@ async def scraped(samples: Samples, tmp_path: Path) -> Samples:
         async with await SemanticClient.connect(served.nats, tenant="acme", project="web") as workflow:
             await workflow.put("a", 1, expected_version=0, writer="w:1", semantics=Semantics("config"))
         text = await served.metrics()
-    for name, labels in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? \S+$", text, re.MULTILINE):
-        samples.setdefault(name, set(TARGET_LABELS)).update(re.findall(r'(\w+)="', labels))
+    samples |= samples_in(text)
     samples["up"] = set(TARGET_LABELS)
     return samples
+
+
+def samples_in(text: str) -> Samples:
+    """The metrics of a scrape, with their labels."""
+    found: Samples = {}
+    for name, labels in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? \S+$", text, re.MULTILINE):
+        found.setdefault(name, set(TARGET_LABELS)).update(re.findall(r'(\w+)="', labels))
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load(RULES.read_text())["groups"]
+    assert group["name"] == "keyloft"
+    found: list[dict[str, Any]] = group["rules"]
+    return found
 
 
 def test_the_reader_of_expressions_is_strict() -> None:
@@ -146,20 +166,40 @@ async def test_the_dashboard_shows_metrics_that_exist(scraped: Samples) -> None:
 
 
 async def test_the_alerts_are_about_metrics_that_exist(scraped: Samples) -> None:
-    path = DEPLOY / "prometheus-rules.yaml"
-    [group] = yaml.safe_load(path.read_text())["groups"]
-    assert group["name"] == "keyloft"
-    names = [rule["alert"] for rule in group["rules"]]
+    names = [rule["alert"] for rule in rules()]
     assert len(set(names)) == len(names)
-    for rule in group["rules"]:
+    for rule in rules():
         assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"]
-        for text in rule["annotations"].values():
-            check(rule["expr"], text, scraped)
+        if rule["alert"] != TWO_PRIMARIES:
+            for text in rule["annotations"].values():
+                check(rule["expr"], text, scraped)
     if promtool := shutil.which("promtool"):
-        checked = await asyncio.create_subprocess_exec(promtool, "check", "rules", str(path))
+        checked = await asyncio.create_subprocess_exec(promtool, "check", "rules", str(RULES))
         assert await checked.wait() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.blocks_the_loop
+async def test_an_alert_is_raised_while_two_hosts_can_be_written(tmp_path: Path) -> None:
+    [rule] = [rule for rule in rules() if rule["alert"] == TWO_PRIMARIES]
+    found = re.fullmatch(r"sum by \(instance\) \((\w+)\{(.*)\}\) > 1", rule["expr"])
+    assert found is not None
+    metric, labels = found.groups()
+    counted = re.compile(rf"^{metric}\{{[^}}]*{labels}[^}}]*\}} 1$", re.MULTILINE)
+    with cluster() as servers:
+        old, new = servers.nodes
+        async with serving(tmp_path, "--nats-port", "0", "--database", servers.url()) as served:
+            text = await served.shows("/metrics", 200)
+            for shown in rule["annotations"].values():
+                check(rule["expr"], shown, samples_in(text))
+            assert len(counted.findall(text)) == 1
+            until(lambda: new.caught_up_with(old))
+            new.promote()
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while len(counted.findall(await served.shows("/metrics", 200))) != 2:
+                    await asyncio.sleep(0.05)
 
 
 def unit() -> dict[str, list[tuple[str, str]]]:
