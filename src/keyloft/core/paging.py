@@ -17,7 +17,8 @@ class PageSize:
         self._most = most
 
     def learn(self, page: Page) -> None:
-        fitting = max(1, limits.SCAN_BYTES * len(page) // max(1, sum(map(len, page.values))))
+        size = sum(map(len, page.values)) if page.value_bytes is None else page.value_bytes
+        fitting = max(1, limits.SCAN_BYTES * len(page) // max(1, size))
         self.fitting = min(self._most, limits.PAGE_GROWTH * self.fitting, fitting)
 
 

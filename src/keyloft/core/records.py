@@ -57,8 +57,8 @@ class Head(Record, frozen=True, gc=False):
     """A stored entry whose value was not read: `value` is empty."""
 
 
-class Page(Struct, frozen=True, eq=False):
-    """The records of a scan, held by column, which is faster than one object per record."""
+class Columns(Struct, frozen=True, eq=False):
+    """The cells of some records, by column."""
 
     keys: Sequence[Key] = ()
     values: Sequence[bytes] = ()
@@ -68,6 +68,13 @@ class Page(Struct, frozen=True, eq=False):
     created: Sequence[int] = ()
     updated: Sequence[int] = ()
     """Both are empty unless the scan asked for times."""
+
+
+class Page(Columns, frozen=True, eq=False, kw_only=True):
+    """The records of a scan, held by column, which is faster than one object per record."""
+
+    value_bytes: int | None = None
+    """How many bytes the values have together, if the engine knows that."""
 
     def __len__(self) -> int:
         return len(self.keys)

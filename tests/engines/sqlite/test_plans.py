@@ -136,3 +136,24 @@ def test_the_change_log_is_read_in_the_order_of_its_key(connection: apsw.Connect
     assert bool(scans) == (statement in (*without_condition, TRIM_LOG)), shown
     if statement not in without_condition:
         assert "SEARCH keyloft_changes USING PRIMARY KEY (" in shown
+
+
+def test_a_scan_is_compiled_once_whatever_is_bound(connection: apsw.Connection) -> None:
+    compiled: list[object] = []
+
+    def note(*action: object) -> int:
+        compiled.append(action)
+        return apsw.SQLITE_OK
+
+    statements = [scan for layout in LAYOUTS.values() if layout is not PLUGINS for scan in layout.scans.values()]
+    connection.authorizer = note  # called for each statement that is compiled
+    try:
+        for rows in (64, 1000, 64):
+            if rows == 1000:
+                assert compiled
+                compiled.clear()
+            for statement in statements:
+                connection.execute(statement, (rows, b"a", b"z", rows)).fetchall()
+    finally:
+        connection.authorizer = None
+    assert not compiled

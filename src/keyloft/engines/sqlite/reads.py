@@ -290,8 +290,8 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
     match ask:
         case Scan():
             bindings = (moment, *layout.bind_range(ask.start, ask.end), ask.limit)
-            page = layout.page(cursor.execute(layout.scan(ask), bindings).fetchall())
-            if layout.large is None or _are_bytes(page.values):
+            page = layout.page(cursor.execute(layout.scan(ask), bindings))
+            if layout.large is None or page.value_bytes is not None:
                 return page
             if not cursor.connection.in_transaction:
                 return _in_one_view(cursor, answer, ask, now)
@@ -305,15 +305,6 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
             rows = cursor.execute(layout.due, (moment, layout.bind_time(ask.after), ask.limit)).fetchall()
             return layout.due_page(rows, cursor.execute(layout.next_expiry, (moment,)).get, ask, now)
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
-
-
-def _are_bytes(values: Sequence[object]) -> bool:
-    """Whether all values of a page are bytes: none is the id of a large value, NULL or text."""
-    try:
-        b"".join(cast("Sequence[bytes]", values))  # faster than a look at the type of each
-    except TypeError:
-        return False
-    return True
 
 
 def _with_large_values(cursor: apsw.Cursor, large: LargeValueTable, page: Page) -> Page:

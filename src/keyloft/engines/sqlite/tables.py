@@ -3,7 +3,7 @@
 Commits, versions, watches and expiry work the same way in all spaces; only the layouts differ.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -80,6 +80,8 @@ class SqliteLayout(Layout):
     head: str
     """SQL: the columns from which `head_record` makes a head."""
     head_record: Callable[..., "StoredHead"]
+    page: Callable[[Iterable[Row]], Page]
+    """The page of the rows that a cursor is about to read; all of them are read."""
     large: LargeValueTable | None = None
     version: str = "version"
     """SQL: the version of a row."""
@@ -183,12 +185,21 @@ def bind_set(key: bytes, value: bytes, encoding: int, version: int, now: int) ->
     return key, value, encoding, version, None, now, now, False, adler32(value, adler32(key, encoding)) + CHECKSUM_BASE
 
 
-def _page_by_column(rows: Sequence[Row]) -> Page:
-    """A page of rows. All cells are put into one tuple, of which every nth cell is a column: `zip` would be slower."""
-    if not rows:
-        return Page()
-    cells, width = tuple(chain.from_iterable(rows)), len(rows[0])
-    return Page(*[cells[at::width] for at in range(width)])
+def _page_by_column(rows: Iterable[Row]) -> Page:
+    """A page of rows. All cells are put into one list, of which every nth cell is a column: `zip` would be slower.
+
+    No row is kept besides its cells, so that Python reuses the memory of each row for the next one.
+    """
+    rows = iter(rows)
+    if (first := next(rows, None)) is None:
+        return Page(value_bytes=0)
+    cells, width = [*first, *chain.from_iterable(rows)], len(first)
+    columns = [cells[at::width] for at in range(width)]
+    try:
+        value_bytes = len(b"".join(columns[1]))  # faster than a look at the type of each
+    except TypeError:  # one is the id of a large value, NULL or text
+        value_bytes = None
+    return Page(*columns, value_bytes=value_bytes)
 
 
 def _head_by_column(
@@ -280,8 +291,8 @@ def _plugin_layout() -> SqliteLayout:
     def head_record(key: PluginKey, version: int, expires_at: object) -> StoredHead:
         return StoredHead(key, b"", JSON, version, milliseconds(expires_at))
 
-    def page(rows: Sequence[Row]) -> Page:
-        page = tables.plugin_page(rows)
+    def page(rows: Iterable[Row]) -> Page:
+        page = tables.plugin_page([*rows])
         if not any(page.expiries) and not page.created:
             return page
         columns = page.expiries, page.created, page.updated
