@@ -191,6 +191,52 @@ async def test_an_update_that_changes_the_value_in_place_and_returns_none_is_ref
     assert await client.kv.get_many(["same", "absent"]) == {"same": None, "absent": None}
 
 
+async def test_updates_of_one_key_by_tasks_of_a_client_take_turns(client: DatabaseClient) -> None:
+    calls = 0
+
+    def add(number: int) -> int:
+        nonlocal calls
+        calls += 1
+        return number + 1
+
+    await asyncio.gather(*[client.kv.update("number", add, default=0) for _ in range(100)])
+    assert (await client.kv.get("number"), calls) == (100, 100)
+
+
+async def test_an_update_inside_the_function_of_another_one_of_the_key_is_refused(client: DatabaseClient) -> None:
+    async def nested(value: int) -> int:
+        await client.kv.update("other", lambda number: number + 1, default=0)
+        [number] = await asyncio.gather(client.kv.update("number", lambda number: number + 1, default=0))
+        return int(number)
+
+    async with asyncio.timeout(20):
+        with pytest.raises(InvalidArgument, match=r"^fn: .*already updates number .*return the new value"):
+            await client.kv.update("number", nested, default=0)
+        assert await client.kv.update("number", lambda number: number + 5, default=0) == 5
+    assert await client.kv.get("other") == 1
+
+
+async def test_a_function_may_wait_for_a_task_that_waits_for_the_same_key(
+    client: DatabaseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, updated = asyncio.Event(), asyncio.Event()
+
+    async def worker() -> None:
+        await began.wait()
+        await client.kv.update("number", lambda number: number + 1, default=0)
+        updated.set()
+
+    async def fn(number: int) -> int:
+        began.set()
+        await updated.wait()
+        return number + 10
+
+    monkeypatch.setattr(limits, "UPDATE_TURN_SECONDS", 0.01)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker())
+        assert await client.kv.update("number", fn, default=0) == 11
+
+
 async def test_an_update_gives_up_after_so_many_conflicts(
     client: DatabaseClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,56 @@ class TestUpdate:
                 await store.update(KEY, nested, writer="w")
             assert (await store.update(KEY, lambda value: value + 5, writer="w")).value == 5
 
+    async def test_a_task_that_its_function_awaits_is_refused_as_well(self, store: SemanticStore) -> None:
+        async def nested(value: int) -> int:
+            [entry] = await asyncio.gather(store.update(KEY, lambda inner: inner + 1, writer="w"))
+            return int(entry.value)
+
+        await store.put(KEY, 0, expected_version=0, writer="w", semantics=CURSOR)
+        async with asyncio.timeout(20):
+            with pytest.raises(InvalidArgument, match=r"^change: .*already updates .*return the new value"):
+                await store.update(KEY, nested, writer="w")
+            assert (await store.update(KEY, lambda value: value + 5, writer="w")).value == 5
+
+    async def test_a_task_that_goes_on_after_its_function_may_update_the_key(self, store: SemanticStore) -> None:
+        began: list[asyncio.Task[Any]] = []
+
+        def start(value: int) -> int:
+            began.append(asyncio.create_task(store.update(KEY, lambda inner: inner + 1, writer="w")))
+            return value + 10
+
+        await store.put(KEY, 0, expected_version=0, writer="w", semantics=CURSOR)
+        async with asyncio.timeout(20):
+            assert (await store.update(KEY, start, writer="w")).value == 10
+            assert (await began[0]).value == 11
+
+    async def test_functions_that_update_each_others_keys_do_not_wait_for_each_other(
+        self, store: SemanticStore
+    ) -> None:
+        keys = (f"{KEY}-a", f"{KEY}-b")
+        both_began = asyncio.Barrier(2)
+
+        async def update(own: str, other: str) -> None:
+            is_first = True
+
+            async def change(value: int) -> int:
+                nonlocal is_first
+                if is_first:
+                    is_first = False
+                    await both_began.wait()
+                    await store.update(other, lambda value: value + 1, writer="w", retry=retry)
+                return value + 100
+
+            await store.update(own, change, writer="w", retry=retry)
+
+        retry = store.retrying(conflict_pauses=[0.0] * 10)
+        for key in keys:
+            await store.put(key, 0, expected_version=0, writer="w", semantics=CURSOR)
+        async with asyncio.timeout(20):
+            await asyncio.gather(update(*keys), update(*reversed(keys)))
+        entries = [await store.get(key) for key in keys]
+        assert [entry and entry.value for entry in entries] == [101, 101]
+
     async def test_updates_at_once_lose_nothing(self, store: SemanticStore) -> None:
         async def add(number: int) -> None:
             await store.update(

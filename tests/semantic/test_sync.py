@@ -1,5 +1,6 @@
 """The semantic store and the operators' functions without an event loop of the caller's."""
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -139,3 +140,16 @@ def test_operators_call_the_same_functions_without_await(tmp_path: Path) -> None
         assert admin.backup(tmp_path / "app.db", tmp_path / "nightly.db").rows == 1
     assert not admin.check(tmp_path / "nightly.db").findings
     assert [change.key for change in admin.changes(tmp_path / "app.db")] == ["k"]
+
+
+def test_an_update_by_a_thread_that_the_function_of_another_one_awaits_is_refused() -> None:
+    with keyloft.open_sync() as kv, SyncSemanticStore(kv) as store:
+
+        async def nested(value: int) -> int:
+            entry = await asyncio.to_thread(store.update, KEY, lambda inner: inner + 1, writer="w")
+            return int(entry.value)
+
+        store.put(KEY, 0, expected_version=0, writer="w", semantics=CURSOR)
+        with pytest.raises(InvalidArgument, match=r"^change: .*already updates .*return the new value"):
+            store.update(KEY, nested, writer="w")
+        assert store.update(KEY, lambda value: value + 5, writer="w").value == 5

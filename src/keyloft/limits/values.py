@@ -62,6 +62,9 @@ UPDATE_ATTEMPTS: Final = 100
 UPDATE_OWN_WRITES: Final = 3
 """After how many calls of a function that writes the entry itself an update is given up."""
 
+UPDATE_TURN_SECONDS: Final = 2.0
+"""How long the function of an update may take before the next update of its key in this process begins."""
+
 TYPES_REMEMBERED: Final = 256
 """For how many types the tuple store keeps what reads and writes their values."""
 

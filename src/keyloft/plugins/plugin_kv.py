@@ -9,6 +9,7 @@ import msgspec
 
 from keyloft import limits
 from keyloft.core.backoff import back_off
+from keyloft.core.update_turns import UpdateTurns
 from keyloft.core.updated_values import copy_maker, updated
 from keyloft.errors import InvalidArgument, VersionConflict
 from keyloft.nats.gathering import FoundValue
@@ -29,6 +30,7 @@ class PluginKV:
 
     def __init__(self, client: "DatabaseClient") -> None:
         self._client = client
+        self._update_turns = UpdateTurns()
 
     def __repr__(self) -> str:
         return f"<PluginKV of {self._client!r}>"
@@ -179,30 +181,31 @@ class PluginKV:
             VersionConflict: Other writers were faster a hundred times.
             QuotaExceeded: The plugin would store more than it may.
             InvalidValue: What `fn` returned can't be stored.
-            InvalidArgument: `fn` changed the value in place and returned None; nothing was written.
+            InvalidArgument: `fn` changed the value in place and returned None, or updates the same key, itself or in
+                a task that it begins; nothing was written.
 
         Example:
             await client.kv.update("players", lambda players: [*players, "alice"], default=[])
         """
         seconds = _ttl(ttl, ttl_seconds)
-        for attempt in range(limits.UPDATE_ATTEMPTS):
-            entry = await self.get(key, meta=True)
-            if entry.exists:
-                given, before = (
-                    entry.value,
-                    copy_maker(entry.value, limits.PLUGIN_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH),
-                )
-            else:
-                given, before = deepcopy(default), lambda: default
-            value = await updated(fn, given, before, is_default=not entry.exists)
-            try:
-                await self.set(key, value, ttl=seconds, keep_ttl=seconds is None, expected_version=entry.version)
-            except VersionConflict:
-                if attempt + 1 == limits.UPDATE_ATTEMPTS:
-                    raise
-                await back_off(attempt)
-            else:
-                break
+        async with self._update_turns.take(rules.key(key), "fn") as turn:
+            for attempt in range(limits.UPDATE_ATTEMPTS):
+                entry = await self.get(key, meta=True)
+                if entry.exists:
+                    given = entry.value
+                    before = copy_maker(given, limits.PLUGIN_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH)
+                else:
+                    given, before = deepcopy(default), lambda: default
+                with turn.function():
+                    value = await updated(fn, given, before, is_default=not entry.exists)
+                try:
+                    await self.set(key, value, ttl=seconds, keep_ttl=seconds is None, expected_version=entry.version)
+                except VersionConflict:
+                    if attempt + 1 == limits.UPDATE_ATTEMPTS:
+                        raise
+                    await back_off(attempt)
+                else:
+                    break
         return value
 
     async def incr(self, key: str, by: int = 1, *, ttl: int | None = None, ttl_seconds: int | None = None) -> int:

@@ -4,18 +4,17 @@ All of it is built on a few calls, which `SemanticStore` and `SemanticClient` pr
 entries, keeping dead letters, and keeping locks. Keys are those of the subclass: whole ones, or paths within a project.
 """
 
-import asyncio
 import os
 import socket
 import uuid
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary
 
 from keyloft import limits
 from keyloft.core.lazy import LazyList
+from keyloft.core.update_turns import UpdateTurns
 from keyloft.core.updated_values import copy_maker, updated
-from keyloft.errors import InvalidArgument, VersionConflict
+from keyloft.errors import VersionConflict
 from keyloft.semantic import rules
 from keyloft.semantic.checkpoints import Checkpoint
 from keyloft.semantic.dead_letters import DeadLetterKeeper
@@ -29,14 +28,6 @@ from keyloft.semantic.retry import Retry
 from keyloft.semantic.writes import Writes
 
 
-class _UpdateTurn:
-    """Held by the task that updates a key."""
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.task: asyncio.Task[Any] | None = None
-
-
 class Workflows(Writes):
     """Entries, and what is built on them. Subclasses read, write and watch."""
 
@@ -44,7 +35,7 @@ class Workflows(Writes):
         self._given_up = dead_letters
         self.lock_keeper = locks
         """Acquires, renews and releases locks by their tokens, for a `Lock`."""
-        self._updating: WeakValueDictionary[str, _UpdateTurn] = WeakValueDictionary()
+        self._update_turns = UpdateTurns()
 
     # What subclasses provide
 
@@ -104,8 +95,8 @@ class Workflows(Writes):
 
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
-            InvalidArgument: `change` changed the value in place and returned None, or updates the same key; nothing was
-                written.
+            InvalidArgument: `change` changed the value in place and returned None, or updates the same key, itself or
+                in a task that it begins; nothing was written.
         """
         request: WriteRequest | None = None
 
@@ -125,7 +116,8 @@ class Workflows(Writes):
             current = await self.get(key)
             given = None if current is None else current.value
             before = copy_maker(given, limits.SEMANTIC_VALUE_BYTES, limits.PLUGIN_VALUE_DEPTH)
-            value = await updated(change, given, before, "change")
+            with turn.function():
+                value = await updated(change, given, before, "change")
             version, meaning, spec = 0, semantics, spec_ref
             if current is not None:
                 version, meaning, spec = current.version, semantics or current.semantics, spec_ref or current.spec_ref
@@ -136,18 +128,8 @@ class Workflows(Writes):
             )
             return WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
 
-        # One update of a key at a time, so that the tasks of one process never conflict with each other.
-        turn = self._updating.setdefault(self.check_key(key), _UpdateTurn())
-        if turn.task is asyncio.current_task():  # it would wait for itself
-            raise InvalidArgument(
-                f"change: the function that already updates {key} can't update it again: return the new value instead"
-            )
-        async with turn.lock:
-            turn.task = asyncio.current_task()
-            try:
-                return await (retry or self.retrying()).run(attempt)
-            finally:
-                turn.task = None
+        async with self._update_turns.take(self.check_key(key), "change") as turn:
+            return await (retry or self.retrying()).run(attempt)
 
     def retrying(self, **options: Any) -> Retry:
         """The retry policy for functions that write here: a decorator, or `await store.retrying().run(function)`.

@@ -193,8 +193,8 @@ class SyncSemanticStore(SyncSemanticBase):
 
         Raises:
             Escalated: All attempts failed; what was to be written is kept as a dead letter.
-            InvalidArgument: `change` changed the value in place and returned None, or updates the same key; nothing was
-                written.
+            InvalidArgument: `change` changed the value in place and returned None, or updates the same key, itself or
+                in a task that it begins; nothing was written.
         """
         return self._run(
             self._inner.update(
