@@ -7,7 +7,7 @@ import pytest
 from keyloft.core.addresses import without_login
 from keyloft.errors import InvalidArgument
 from keyloft.plugins.quotas import Quota, Quotas
-from keyloft.server.config import SETTINGS, Config, check_service, load
+from keyloft.server.config import SETTINGS, Config, check_service, load, mistyped_variables
 
 
 def test_without_any_source_all_have_their_defaults() -> None:
@@ -24,6 +24,27 @@ def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> No
     environment = {"KEYLOFT_NATS_PORT": "2", "KEYLOFT_DEADLINE": "2", "KEYLOFT_CONFIG": str(file)}
     config = load({"nats_port": "3", "config": None}, environment)
     assert (config.nats_port, config.deadline, config.queue) == (3, 2.0, "file")
+
+
+def test_variables_that_kubernetes_sets_for_services_are_passed_over() -> None:
+    of_services = {
+        "KEYLOFT_NATS_PORT": "tcp://10.0.0.1:4222",
+        "KEYLOFT_NATS_PORT_4222_TCP": "tcp://10.0.0.1:4222",
+        "KEYLOFT_NATS_PORT_4222_TCP_PORT": "4222",
+        "KEYLOFT_NATS_SERVICE_HOST": "10.0.0.1",
+        "KEYLOFT_NATS_SERVICE_PORT_CLIENT": "4222",
+        "KEYLOFT_HTTP_PORT": "udp://10.0.0.1:9464",
+        "KEYLOFT_SERVICE_HOST": "10.0.0.1",
+        "KEYLOFT_PORT": "tcp://10.0.0.1:9464",
+    }
+    assert load({}, of_services) == Config()
+    assert mistyped_variables(of_services) == []
+
+
+@pytest.mark.parametrize("name", ["KEYLOFT_NATS_URL", "KEYLOFT_HTTP"])
+def test_only_what_kubernetes_can_have_set_is_passed_over(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{name}: "):
+        load({}, {name: "tcp://10.0.0.1:4222"})
 
 
 def test_every_setting_can_come_from_every_source(tmp_path: Path) -> None:

@@ -37,8 +37,13 @@ _YEAR: Final = 365 * 86_400
 _QUOTA: Final = re.compile(r"([^:]*):([0-9]{1,15}):([0-9]{1,15})", re.ASCII)
 _NEAR: Final = 0.85
 """How similar a mistyped variable must be to a setting's."""
-_OF_KUBERNETES: Final = ("tcp://", "udp://")
-"""How the values begin that Kubernetes gives to variables such as KEYLOFT_HTTP_PORT, for services of these names."""
+_OF_KUBERNETES: Final = re.compile(
+    r"KEYLOFT_((.+_)?PORT=(tcp|udp|sctp)://.*"
+    r"|(.+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*)",
+    re.ASCII | re.DOTALL,
+)
+"""The variables that Kubernetes sets for services named keyloft, keyloft-nats and so on, unless a pod has
+`enableServiceLinks: false`."""
 _T = TypeVar("_T")
 
 
@@ -322,7 +327,7 @@ def load(flags: FlagValues, environment: Mapping[str, str] = os.environ, *, only
 
     Args:
         flags: The flags that were given, by name of the setting; `config` names the file.
-        environment: The variables; an empty one counts as absent.
+        environment: The variables; an empty one counts as absent, and so does one that Kubernetes set for a service.
         only: The settings that this command uses.
 
     Raises:
@@ -336,7 +341,7 @@ def load(flags: FlagValues, environment: Mapping[str, str] = os.environ, *, only
         setting = SETTINGS[name]
         for source, value, is_text in (
             (setting.flag, flags.get(name), True),
-            (setting.environment, environment.get(setting.environment) or None, True),
+            (setting.environment, _variable(environment, setting.environment), True),
             (f"{file}: {name}", in_file.get(name), False),
         ):
             if value is not None:
@@ -348,13 +353,23 @@ def load(flags: FlagValues, environment: Mapping[str, str] = os.environ, *, only
     return replace(config, nats=tuple([one if "://" in one else f"nats://{one}" for one in config.nats]))
 
 
+def _variable(environment: Mapping[str, str], name: str) -> str | None:
+    """The value of an environment variable; None if it is absent or empty, or Kubernetes set it for a service."""
+    value = environment.get(name)
+    return None if not value or _is_of_kubernetes(name, value) else value
+
+
+def _is_of_kubernetes(name: str, value: str) -> bool:
+    return _OF_KUBERNETES.fullmatch(f"{name}={value}") is not None
+
+
 def mistyped_variables(environment: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
     """Environment variables that resemble a setting's and are none, each with the one that was probably meant."""
     known = {"KEYLOFT_CONFIG", "KEYLOFT_DEBUG"} | {setting.environment for setting in SETTINGS.values()}
     unknown = [
         name
         for name, value in environment.items()
-        if name.startswith("KEYLOFT_") and name not in known and not value.startswith(_OF_KUBERNETES)
+        if name.startswith("KEYLOFT_") and name not in known and not _is_of_kubernetes(name, value)
     ]
     return [(name, near[0]) for name in unknown if (near := difflib.get_close_matches(name, known, 1, _NEAR))]
 
