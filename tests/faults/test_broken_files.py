@@ -274,9 +274,10 @@ async def test_a_folder_that_can_not_be_written_is_named_when_its_database_is_op
     outcome = await visited(f"sqlite:///{folder}/app.db?mode=ro")
     assert outcome is not None
     assert outcome[:2] == ["CannotOpen", "CANNOT_OPEN"]
-    for word in (f"{folder}/app.db", "app.db-shm", "may not write", "keyloft backup"):
+    for word in (f"{folder}/app.db", "app.db-shm", "may not write", "keyloft backup", "&immutable=1"):
         assert word in outcome[2]
     assert await visited(f"sqlite:///{folder}/backup.db?mode=ro") is None
+    assert await visited(f"sqlite:///{folder}/app.db?mode=ro&immutable=1") is None
     assert sorted(file.name for file in folder.iterdir()) == ["app.db", "backup.db"]
 
 

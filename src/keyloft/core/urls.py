@@ -4,6 +4,7 @@
     app.db, ~/app.db, /srv/app.db, Path("app.db")  an SQLite file
     sqlite:///app.db, sqlite:////srv/app.db        the same: three slashes and a relative path, four and an absolute one
     sqlite:///app.db?mode=ro                       the same, opened read-only
+    sqlite:///app.db?mode=ro&immutable=1           the same on a read-only medium, where no process writes the file
     sqlite://, sqlite:///:memory:                  SQLite in memory
     postgresql://user:password@host:port/database  PostgreSQL, with hosts and options as libpq has them
     etcd://user:password@host:port,host,host/name  etcd: some of its members, and the prefix of all keys; options below
@@ -72,6 +73,8 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
     path: str = ":memory:"
     """The SQLite file, as an absolute path, so that a later change of the working directory has no effect."""
     read_only: bool = False
+    immutable: bool = False
+    """Whether no process writes the SQLite file while it is open."""
     postgres: "PostgresAddress | None" = None
     etcd: "EtcdAddress | None" = None
     http: "HttpAddress | None" = None
@@ -230,10 +233,16 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
     path, _, query = rest.partition("?")
     options = query.split("&") if query else []
     for option in options:
-        if option != "mode=ro":
+        if option not in ("mode=ro", "immutable=1"):
             name = option.partition("=")[0]
-            named = f"there is no option {name}" if name.isidentifier() and name != "mode" else "this option is unknown"
-            raise InvalidArgument(f"{before}…?…: {named}; an SQLite URL takes mode=ro alone, to open a file read-only")
+            is_named = name.isidentifier() and name not in ("mode", "immutable")
+            named = f"there is no option {name}" if is_named else "this option is unknown"
+            raise InvalidArgument(
+                f"{before}…?…: {named}; an SQLite URL takes mode=ro, to open a file read-only, and "
+                "mode=ro&immutable=1, for a file that no process writes"
+            )
+    if options and "mode=ro" not in options:
+        raise InvalidArgument(f"{before}…?…: immutable=1 needs mode=ro, as in sqlite:///app.db?mode=ro&immutable=1")
     if path in ("", "/:memory:"):
         if options:
             raise InvalidArgument("mode=ro needs a file, as in sqlite:///app.db?mode=ro")
@@ -247,7 +256,10 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
     if path.startswith("file:"):
         raise InvalidArgument("the path follows sqlite:/// without file:, as in sqlite:///app.db?mode=ro")
     _check_path(path)
-    return DatabaseUrl(engine="sqlite", shown=before + rest, path=_absolute(path), read_only=bool(options))
+    immutable = "immutable=1" in options
+    return DatabaseUrl(
+        engine="sqlite", shown=before + rest, path=_absolute(path), read_only=bool(options), immutable=immutable
+    )
 
 
 def _quoted(path: str) -> str:

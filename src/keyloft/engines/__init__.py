@@ -86,7 +86,14 @@ async def open_engine(
         return await EtcdEngine.open(EtcdCluster(database.etcd, clock, patience=patience), history)
     if database.engine == "memory":
         return MemoryEngine(clock or SystemClock(), history)
-    file = SqliteFile(database.path, durability, sync, cache_mib=cache_mib, read_only=database.read_only)
+    file = SqliteFile(
+        database.path,
+        durability,
+        sync,
+        cache_mib=cache_mib,
+        read_only=database.read_only,
+        immutable=database.immutable,
+    )
     return await SqliteEngine.open(file, clock or SystemClock(), history)
 
 
@@ -125,7 +132,7 @@ def open_blocking_engine(
     """
     _check_durability(durability)
     path = ":memory:" if database.is_in_memory else database.path
-    file = SqliteFile(path, durability, read_only=database.read_only)
+    file = SqliteFile(path, durability, read_only=database.read_only, immutable=database.immutable)
     return BlockingSqliteEngine(file, clock or SystemClock(), history)
 
 
@@ -176,7 +183,8 @@ async def open_maintenance(
         )
     from keyloft.engines.sqlite.maintenance import SqliteMaintenance
 
-    return await SqliteMaintenance.open(SqliteFile(database.path, read_only=database.read_only), make=make)
+    file = SqliteFile(database.path, read_only=database.read_only, immutable=database.immutable)
+    return await SqliteMaintenance.open(file, make=make)
 
 
 async def find_primary(

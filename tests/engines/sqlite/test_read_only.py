@@ -103,3 +103,29 @@ async def test_a_whole_database_is_read_and_not_changed(path: Path, writer: Sqli
     with pytest.raises(keyloft.ReadOnly, match="mode=ro"):
         await maintenance.compact()
     await maintenance.aclose()
+
+
+async def test_an_immutable_file_is_read_without_a_file_beside_it(path: Path) -> None:
+    async with keyloft.open(path) as kv:
+        await kv.set(("k",), "v" * 5000)
+    url = f"sqlite:///{path}?mode=ro&immutable=1"
+    async with keyloft.open(url) as kv:
+        assert (await kv.get(("k",))).value == "v" * 5000
+        async with kv.watch(prefix=()):
+            assert [entry.key async for entry in kv.list(prefix=())] == [("k",)]
+        with pytest.raises(keyloft.ReadOnly):
+            await kv.set(("k",), 1)
+        assert list(path.parent.iterdir()) == [path]
+    with keyloft.open_sync(url) as store:
+        assert store.get(("k",)).value == "v" * 5000
+        assert list(path.parent.iterdir()) == [path]
+
+
+async def test_a_file_whose_last_commits_are_in_its_log_is_not_read_as_immutable(
+    path: Path, writer: SqliteEngine
+) -> None:
+    url = f"sqlite:///{path}?mode=ro&immutable=1"
+    with pytest.raises(keyloft.CannotOpen, match=r"immutable=1: its last commits are in app\.db-wal"):
+        await keyloft.open(url)
+    with pytest.raises(keyloft.CannotOpen, match="immutable=1"):
+        keyloft.open_sync(url)

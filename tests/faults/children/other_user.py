@@ -19,7 +19,7 @@ _UNPRIVILEGED_ID = 65534
 async def use(path: str) -> list[str] | None:
     try:
         async with keyloft.open(path) as kv:
-            await (kv.get(("used",)) if path.endswith("?mode=ro") else kv.set(("used",), True))
+            await (kv.get(("used",)) if "?mode=ro" in path else kv.set(("used",), True))
     except keyloft.KeyloftError as error:
         return [type(error).__name__, error.code, str(error)]
     return None

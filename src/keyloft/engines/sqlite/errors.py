@@ -128,6 +128,7 @@ def _why_it_can_not_be_opened(path: Path, read_only: bool) -> str:
     if read_only:
         return (
             f"it is written with a write-ahead log, so SQLite needs the file {path.name}-shm to read it, and this user "
-            "may not write to the folder: read a copy that `keyloft backup` made, or let this user write to the folder"
+            "may not write to the folder: read a copy that `keyloft backup` made, let this user write to the folder, "
+            "or add &immutable=1 to the URL if no process writes the file"
         )
     return f"this user may not write to the folder {path.parent}"

@@ -47,6 +47,8 @@ class SqliteFile(Struct, frozen=True):
     """How much of the file a connection keeps in memory to read from."""
     read_only: bool = False
     """Make nothing, write nothing, and refuse every commit."""
+    immutable: bool = False
+    """Besides, no process writes the file while it is open, so SQLite needs no lock and no file beside it."""
 
     @property
     def in_memory(self) -> bool:
@@ -78,8 +80,7 @@ class SqliteFile(Struct, frozen=True):
 
     def open_reader(self, *, cache_mib: int | None = None) -> apsw.Connection:
         """A connection that only reads."""
-        flags = apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE
-        connection = self._connect(flags)
+        connection = self._connect(apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE)
         try:
             with self.explained():
                 connection.set_busy_timeout(int(limits.BUSY_SECONDS * 1000))
@@ -107,12 +108,25 @@ class SqliteFile(Struct, frozen=True):
 
     def _connect(self, flags: int = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE) -> apsw.Connection:
         check_may_open(self.path)
+        name = self.path
+        if self.immutable:
+            self._check_is_whole()
+            name, flags = f"file:{quote(self.path)}?mode=ro&immutable=1", flags | apsw.SQLITE_OPEN_URI
         with self.explained():
-            connection = will_be_inherited(apsw.Connection(self.path, flags=flags, vfs=self.vfs), self.path)
+            connection = will_be_inherited(apsw.Connection(name, flags=flags, vfs=self.vfs), self.path)
         # Otherwise SQLite compiles a statement anew each time that another number is bound to its LIMIT, because it
         # might find a better plan: that takes half of the time of a short list (ADR 2).
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         return connection
+
+    def _check_is_whole(self) -> None:
+        """Refuse a file with a write-ahead log, which SQLite would not read."""
+        log = Path(f"{self.path}-wal")
+        if log.exists() and log.stat().st_size:
+            raise CannotOpen(
+                f"{self.path} can't be opened with immutable=1: its last commits are in {log.name}, because a process "
+                "writes it or was killed; open and close it once where it can be written"
+            )
 
     def check_schema(self) -> None:
         """Check that the file is Keyloft's, without writing anything.
