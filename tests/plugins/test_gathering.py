@@ -353,6 +353,44 @@ class TestOlderServices:
             assert stored == {"k": 0, "j": 1, "l": 3}, "what was sent again kept its order"
         await other.close()
 
+    async def test_calls_that_are_sent_again_do_not_fail_later_ones_of_their_key(self, nats_url: str) -> None:
+        stored: list[int] = []
+        held: asyncio.Queue[Msg] = asyncio.Queue()
+
+        async def answer(message: Msg) -> None:
+            if message.data == b'{"parts":true,"requests":[]}':
+                await message.respond(b'{"success":true,"replies":[],"left":0}')
+            elif not message.subject.endswith(".get"):
+                held.put_nowait(message)
+            else:
+                await message.respond(b'{"success":true,"exists":false}')
+
+        async def carry_out(message: Msg) -> None:
+            if message.subject.endswith(".many"):
+                await message.respond(refusal(keyloft.InvalidSubject("the operation is one of set, get, delete, list")))
+            else:
+                stored.append(json.loads(message.data)["value"])
+                await message.respond(b'{"success":true}')
+
+        other = await nats.connect(nats_url)
+        await other.subscribe("slow-downgrade.>", cb=answer)
+        await settled(other)
+        async with connected(nats_url, prefix="slow-downgrade") as client, asyncio.timeout(SECONDS):
+            calls, waiting = list[asyncio.Future[None]](), list[Msg]()
+            for first in (1, 3):
+                calls += [asyncio.ensure_future(client.kv.set("k", number)) for number in (first, first + 1)]
+                waiting.append(await held.get())
+            await carry_out(waiting[0])
+            waiting += [await held.get(), await held.get()]  # the calls of the first message, each alone
+            await carry_out(waiting[1])
+            for message in waiting[2:]:
+                await carry_out(message)
+            for _ in range(2):
+                await carry_out(await held.get())
+            assert await asyncio.gather(*calls) == [None] * 4
+            assert stored == [1, 2, 3, 4]
+        await other.close()
+
     @pytest.mark.parametrize("by", ["connect", "a plain connection"])
     async def test_without_the_permission_calls_are_sent_alone(self, by: str, tmp_path: Path) -> None:
         isolation = isolate(["trivia"], prefixes=[PREFIX])

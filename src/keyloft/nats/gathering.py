@@ -84,8 +84,8 @@ class ClientCall(Struct, eq=False, gc=False):
     """What the service has answered, decoded."""
     ends: float
     """When its caller stops waiting."""
-    is_alone: bool = False
-    """Whether it must not travel with others, because it did so and was refused with them."""
+    refused_in: int = 0
+    """The number of the message in which it was refused together with others; from then on it is sent alone."""
 
     @property
     def subject(self) -> str:
@@ -232,10 +232,14 @@ class RequestSender:
         del self._sent[message.number]
         self.has_many, self._next_probe = False, monotonic() + limits.MANY_PROBE_SECONDS
         number = int(message.number)
-        alone = [sent.calls[0] for sent in self._sent.values() if not sent.is_many and int(sent.number) > number]
-        later = [(call.operation, call.data) for call in alone if call.prefix == message.prefix]
+        alone = [(sent.calls[0], int(sent.number)) for sent in self._sent.values() if not sent.is_many]
+        later = [
+            (call.operation, call.data)
+            for call, sent_in in alone
+            if (call.refused_in or sent_in) > number and call.prefix == message.prefix
+        ]
         for call in message.calls:
-            call.is_alone = True
+            call.refused_in = number
             if later and is_overtaken((call.operation, call.data), later):
                 call.fail(errors.Unanswered(_OVERTAKEN))
         self._again += message.calls
@@ -295,7 +299,7 @@ class RequestSender:
                 continue
             more = len(call.fields) + _OP_BYTES
             is_full = size + more > room or len(together) >= limits.MANY_REQUESTS
-            is_alone = call.is_alone or call.operation not in self._gathered or call.fields == _NO_FIELDS
+            is_alone = call.refused_in or call.operation not in self._gathered or call.fields == _NO_FIELDS
             if together and (is_alone or is_full or call.prefix != together[0].prefix):
                 yield from self._as_messages(together)
                 together, size = [], 0
@@ -313,7 +317,7 @@ class RequestSender:
             return False
         if len({call.prefix for call in calls}) > 1 or not {call.operation for call in calls} <= self._gathered:
             return False
-        return _NO_FIELDS not in fields and True not in [call.is_alone or call.reply.done() for call in calls]
+        return _NO_FIELDS not in fields and not any([call.refused_in or call.reply.done() for call in calls])
 
     def _as_messages(self, calls: Sequence[ClientCall]) -> Iterator[tuple[SentMessage, bytes]]:
         """The message that carries calls; until the service is known to have `many`, one for each."""
