@@ -57,7 +57,7 @@ class Head(Record, frozen=True, gc=False):
     """A stored entry whose value was not read: `value` is empty."""
 
 
-class Columns(Struct, frozen=True, eq=False):
+class RecordColumns(Struct, frozen=True, eq=False):
     """The cells of some records, by column."""
 
     keys: Sequence[Key] = ()
@@ -70,7 +70,7 @@ class Columns(Struct, frozen=True, eq=False):
     """Both are empty unless the scan asked for times."""
 
 
-class Page(Columns, frozen=True, eq=False, kw_only=True):
+class Page(RecordColumns, frozen=True, eq=False, kw_only=True):
     """The records of a scan, held by column, which is faster than one object per record."""
 
     value_bytes: int | None = None
