@@ -51,7 +51,8 @@ POSTGRES_RENEW_SECONDS: Final = 1.0
 """Hosts are asked again when a connection is used, and their answers are older than this."""
 
 POSTGRES_STANDBY_SECONDS: Final = 1.0
-"""How long a host may take to answer a read that another host could answer."""
+"""How long a host may take to answer a read that another host could answer. If none has, and there is no primary, the
+standbys share the time that the caller waits."""
 
 POSTGRES_LAG_MARKS: Final = 1024
 """How many versions of the primary are remembered, to tell how far a standby is behind: those of half an hour."""

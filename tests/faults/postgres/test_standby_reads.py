@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import keyloft
-from keyloft import admin
+from keyloft import admin, limits
 from keyloft.core.health import HostHealth
-from keyloft.core.records import Get, Latest, Record, Space
-from keyloft.engines.postgres.reads import PointReads
+from keyloft.core.records import Ask, Get, Latest, Record, Space
+from keyloft.engines.postgres.connections import Slot
+from keyloft.engines.postgres.reads import PointReads, PostgresReads
 from tests.support.postgres_cluster import ReplicatedServers, cluster
 from tools.postgres import TIMEOUT_SECONDS, query
 from tools.process_family import until
@@ -117,6 +118,32 @@ async def test_a_standby_that_lacks_a_restore_keeps_no_one_from_the_store(
             if reads == "standby":
                 assert [host.role for host in hosts_of(kv)] == ["primary", "other store"]
                 assert [host.reads for host in hosts_of(kv)] == [1, 0]
+
+
+async def test_a_long_read_is_given_the_time_that_it_takes_while_there_is_no_primary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "POSTGRES_STANDBY_SECONDS", 0.05)  # so that some thousands of keys take longer
+    begun: list[int] = []
+    read = PostgresReads._answer_many
+
+    async def reading(self: PostgresReads, slot: Slot, asks: Sequence[Ask]) -> list[object]:
+        begun.append(len(asks))
+        return await read(self, slot, asks)
+
+    with cluster() as servers:
+        primary, standby = servers.nodes
+        async with keyloft.open(servers.url(), reads="standby", max_lag=3600) as kv:
+            await kv.set(("k", 7), 7)
+            until(lambda: standby.caught_up_with(primary))
+            primary.kill()
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while hosts_of(kv)[0].role != "unreachable":
+                    await asyncio.sleep(0.05)
+            monkeypatch.setattr(PostgresReads, "_answer_many", reading)
+            entries = await kv.get_many([("k", number) for number in range(50_000)])
+            assert [entry.value for entry in entries if entry.exists] == [7]
+            assert len(begun) <= 2, "it was begun again and again"
 
 
 async def test_a_standby_that_follows_a_former_primary_is_not_read_from() -> None:

@@ -134,7 +134,7 @@ async def _look_at(server: PostgresServer, host: HostState) -> int | None:
     Raises:
         DatabaseError: The store can't be used; the message says why.
     """
-    standby = server.of_standby(host.name)
+    standby = server.of_standby(host.name, limits.POSTGRES_STANDBY_SECONDS)
     slot = Slot(standby)
 
     async def check() -> int:

@@ -140,10 +140,10 @@ class PostgresServer:
         """SQL for the timeline of the server; NULL where the server does not report it."""
         return schema.TIMELINE if self._has_timelines else "NULL::bigint"
 
-    def of_standby(self, host: str) -> "PostgresServer":
-        """One of the hosts as a server of its own, which is waited for only briefly: others can answer, too."""
+    def of_standby(self, host: str, patience: float) -> "PostgresServer":
+        """One of the hosts as a server of its own, with a patience of its own: others may answer sooner."""
         address = replace(self.address, hosts=(self.hosts.named(host),), name=f"PostgreSQL at {host}")
-        server = PostgresServer(address, self.clock, patience=limits.POSTGRES_STANDBY_SECONDS)
+        server = PostgresServer(address, self.clock, patience=patience)
         server.hosts.store = self.hosts.store
         return server
 

@@ -64,7 +64,8 @@ class StandbyReads:
         self.of_primary = PrimaryReads(primary, self.saw)
         """For watches, and for what standbys don't answer."""
         self._max_lag = max_lag
-        self._standbys: dict[str, tuple[PostgresServer, PostgresReads]] = {}
+        self._standbys: dict[tuple[str, bool], tuple[PostgresServer, PostgresReads]] = {}
+        """By their name, and whether they are patient."""
         self._failed: dict[str, HostState] = {}
         """Standbys that did not answer, with the state by which they were chosen; a newer state lets them be asked."""
         self.answered: Counter[str] = Counter()
@@ -136,21 +137,28 @@ class StandbyReads:
         deadline = loop.time() + self._server.patience
         failure: DatabaseError | None = None
         seconds = limits.POSTGRES_STANDBY_SECONDS
+        was_late = False
         while True:
             self._forget_lost_history()
             wanted = self._seen
             others = [host for host in self._usable() if host is not asked]
             asked = None
+            # Without a primary, no one else can answer a read that takes long. Standbys that were late and have answered
+            # since which role they have are alive: they share the time that is left.
+            patient = was_late and self._server.hosts.primary is None
+            if patient and others:
+                seconds = max(seconds, (deadline - loop.time()) / len(others))
             for host in (*others, None) if standbys_first else (None, *others):
                 if host is None and self._server.hosts.primary is None and self._server.hosts.standbys:
                     continue
                 try:
                     async with asyncio.timeout(min(seconds, deadline - loop.time())):
-                        answers = await read(self._primary if host is None else self._reads_of(host))
+                        answers = await read(self._primary if host is None else self._reads_of(host, patient=patient))
                 except _PASSING as error:
                     failure = error if isinstance(error, DatabaseError) else failure
                     if host is not None:
                         self._failed[host.name] = host
+                        was_late = True
                     elif isinstance(error, TimeoutError):
                         seconds *= 2  # a read that takes long is left to the primary, not begun again on each standby
                     continue
@@ -198,13 +206,15 @@ class StandbyReads:
             return not hosts.is_superseded(state)
         return hosts.lags.get(state.name, math.inf) <= self._max_lag
 
-    def _reads_of(self, host: HostState) -> PostgresReads:
+    def _reads_of(self, host: HostState, *, patient: bool = False) -> PostgresReads:
+        """The reads of a standby, which give up soon by themselves unless they are to be patient."""
         if self._closed:
             raise Closed
-        if host.name not in self._standbys:
-            server = self._server.of_standby(host.name)
-            self._standbys[host.name] = server, PostgresReads(server, shows_version=True)
-        return self._standbys[host.name][1]
+        if (host.name, patient) not in self._standbys:
+            patience = self._server.patience if patient else limits.POSTGRES_STANDBY_SECONDS
+            server = self._server.of_standby(host.name, patience)
+            self._standbys[host.name, patient] = server, PostgresReads(server, shows_version=True)
+        return self._standbys[host.name, patient][1]
 
     async def aclose(self) -> None:
         self._closed = True
