@@ -1,15 +1,17 @@
 """What keeps a watch from reporting keeps no other from it: one that has yet to start, a read that fails."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from keyloft import DatabaseError, ManualClock
-from keyloft.core.records import Ask, Batch, Change, Scan, Space
+from keyloft.core.records import Ask, Batch, Change, Committed, Latest, Scan, Space
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.watches.feed import ChangeFeed, Start
 from keyloft.engines.watches.starting import WatchStarter
+from keyloft.engines.watches.watch import EngineWatch
 from tests.support.postgres_commits import opened, put
 
 
@@ -34,6 +36,41 @@ async def test_a_watch_that_has_not_started_keeps_no_other_from_reporting(
         assert await changed() == [b"expiring"]
         await other.commit(Batch((put(b"foreign"),)))
         assert await changed() == [b"foreign"]
+
+
+async def test_a_watch_that_continues_misses_nothing_until_it_has_started(
+    emptied_postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another watch of the engine follows the log already, so that one can catch up before it knows its beginning."""
+    may_start = asyncio.Event()
+
+    async def answer_later() -> tuple[int, int]:
+        await may_start.wait()
+        return await answer()
+
+    async with (
+        opened(emptied_postgres_url, clock) as engine,
+        opened(emptied_postgres_url, clock) as other,
+        asyncio.timeout(30),
+    ):
+        done = await engine.commit(Batch((put(b"expiring", expire_in=1000),)))
+        assert isinstance(done, Committed)
+        first = engine.watch(Scan(Space.SEMANTIC, b"\x00", b"\xff", 1))
+        await engine.read(Latest())  # reads wait until it has started
+        answer = engine.reads.counter
+        monkeypatch.setattr(engine.reads, "counter", answer_later)
+        watch = cast("EngineWatch[Change]", engine.watch(Scan(Space.TUPLES, b"\x00", b"\xff", 1), since=done.version))
+        for _ in range(5):
+            assert await watch.take() == []
+        clock.advance(2)
+        foreign = await other.commit(Batch((put(b"foreign"), replace(put(b"seen"), space=Space.SEMANTIC))))
+        assert isinstance(foreign, Committed)
+        await anext(first)  # so the feed has passed on that commit
+        may_start.set()
+        await engine.read(Latest())
+        found = set[bytes]()
+        while found != {b"expiring", b"foreign"}:
+            found |= {change.key for change in await anext(watch)}
 
 
 async def test_watches_survive_an_unexpected_failure_of_the_feed(

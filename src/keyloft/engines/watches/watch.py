@@ -363,6 +363,8 @@ class LogFollowingWatch(EngineWatch[T]):
         backlog.position, backlog.has_read_log = piece.end, backlog.has_read_log or piece.is_last
         # The rest of the last version may be in the next slice.
         self.reported_to = portion.up_to if piece.is_last else max(self.reported_to or 0, portion.up_to - 1)
+        if self._started_at is None:
+            return changes  # `start` would leave out what the feed dispatches until then
         # No await from here on: the feed dispatches nothing between this comparison and the switch.
         if piece.is_last and backlog.has_read_expiries and feed.position is not None and piece.end >= feed.position:
             if feed.expired_to.get(self._space, 0) > backlog.expired_to and not backlog.clock_is_behind:
