@@ -143,8 +143,8 @@ class StandbyReads:
             wanted = self._seen
             others = [host for host in self._usable() if host is not asked]
             asked = None
-            # Without a primary, no one else can answer a read that takes long. Standbys that were late and have answered
-            # since which role they have are alive: they share the time that is left.
+            # Without a primary, no one else can answer a read that takes long. Standbys that were late, and have said
+            # since which role they have, are alive: they share the time that is left.
             patient = was_late and self._server.hosts.primary is None
             if patient and others:
                 seconds = max(seconds, (deadline - loop.time()) / len(others))
