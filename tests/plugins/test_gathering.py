@@ -358,7 +358,7 @@ class TestOlderServices:
         held: asyncio.Queue[Msg] = asyncio.Queue()
 
         async def answer(message: Msg) -> None:
-            if message.data == b'{"parts":true,"requests":[]}':
+            if message.data == b'{"parts":true,"short":true,"requests":[]}':
                 await message.respond(b'{"success":true,"replies":[],"left":0}')
             elif not message.subject.endswith(".get"):
                 held.put_nowait(message)
