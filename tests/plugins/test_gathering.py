@@ -22,6 +22,7 @@ from keyloft.nats.errors import refusal
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from keyloft.server.isolation import isolate
 from tests.support.nats import private_server, settled
+from tests.support.processes import stop
 
 PREFIX = "gathering.kv"
 SECONDS = 30
@@ -217,7 +218,7 @@ async def test_calls_behind_one_that_can_not_be_sent_time_out_as_well() -> None:
         await DatabaseClient.connect(server.url, plugin_name="trivia", timeout=0.5) as client,
         asyncio.timeout(SECONDS),
     ):
-        os.kill(server.pid, signal.SIGSTOP)
+        stop(server.pid)
         try:
             for _ in range(3):  # the first are more than the socket takes
                 calls = [client.kv.set(f"k{number}", "x" * 60_000) for number in range(500)]

@@ -20,6 +20,7 @@ from keyloft.server import nats_process
 from keyloft.server.nats_process import NatsServer
 from tests.support.fork_server import PipedProcess
 from tests.support.nats import settled
+from tests.support.processes import stop
 
 _LONGEST_SECONDS = 30.0
 
@@ -146,7 +147,7 @@ async def test_one_that_does_not_listen_to_sigterm_is_killed() -> None:
     server.grace_seconds = 0.1
     await server.start()
     pid = server.pid
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     await server.stop()
     assert not runs(pid)
 

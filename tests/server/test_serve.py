@@ -25,6 +25,7 @@ from keyloft.server.nats_process import NatsServer
 from tests.support.fork_server import ForkedProcess, run
 from tests.support.nats import private_server
 from tests.support.ports import free_port
+from tests.support.processes import stop
 
 pytestmark = pytest.mark.slow
 
@@ -267,7 +268,7 @@ async def test_its_nats_server_is_started_again(tmp_path: Path) -> None:
 
 async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     async with private_server() as server, serving(tmp_path, "--nats", server.url, "--deadline", "60") as served:
-        os.kill(server.pid, signal.SIGSTOP)
+        stop(server.pid)
         try:
             served.process.terminate()
             await served.logs("SIGTERM: answering")

@@ -54,6 +54,23 @@ def left_over() -> dict[int, str]:
     return found
 
 
+def stop(pid: int) -> None:
+    """Send SIGSTOP, and wait until each thread of the process has stopped: a busy machine takes a while for that."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + ENDING_SECONDS
+    while (states := _thread_states(pid)) != {"T"}:
+        assert time.monotonic() < deadline, f"process {pid} does not stop: {states}"
+        time.sleep(0.001)
+
+
+def _thread_states(pid: int) -> set[str]:
+    found = set()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):  # it has just ended
+            found.add((thread / "stat").read_text().rsplit(")", 1)[1].split()[0])
+    return found
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     """Fails a run that leaves processes behind, and ends them."""

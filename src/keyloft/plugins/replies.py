@@ -47,14 +47,14 @@ def values_found(records: Sequence[Record | None]) -> bytes | None:
     values = [record.value for record in records if record is not None]
     if len(values) < len(records):
         return None
-    joined, lengths = b",".join(values), list(map(len, values))
     try:
+        joined, lengths = b",".join(values), list(map(len, values))
         # As in `got`. If an array of them has items of these very lengths, each of them is JSON.
         if not joined.isascii():
             joined.decode()
         if list(map(len, _split(b"[%b]" % joined))) != lengths:
             return None
-    except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError):
+    except (TypeError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError):
         return None
     if max(lengths) > (most := limits.PLUGIN_VALUE_DEPTH) and any([json_text.is_deeper(one, most) for one in values]):
         return None

@@ -124,8 +124,30 @@ async def test_an_immutable_file_is_read_without_a_file_beside_it(path: Path) ->
 async def test_a_file_whose_last_commits_are_in_its_log_is_not_read_as_immutable(
     path: Path, writer: SqliteEngine
 ) -> None:
-    url = f"sqlite:///{path}?mode=ro&immutable=1"
-    with pytest.raises(keyloft.CannotOpen, match=r"immutable=1: its last commits are in app\.db-wal"):
-        await keyloft.open(url)
-    with pytest.raises(keyloft.CannotOpen, match="immutable=1"):
-        keyloft.open_sync(url)
+    link = path.parent / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    for name in (path, link, f"/{path}"):
+        url = f"sqlite:///{name}?mode=ro&immutable=1"
+        with pytest.raises(keyloft.CannotOpen, match=r"immutable=1: app\.db-wal belongs to its state"):
+            await keyloft.open(url)
+        with pytest.raises(keyloft.CannotOpen, match="immutable=1"):
+            keyloft.open_sync(url)
+
+
+async def test_a_file_with_a_journal_is_not_read_as_immutable(path: Path) -> None:
+    async with keyloft.open(path) as kv:
+        await kv.set(("k",), "v")
+    Path(f"{path}-journal").write_bytes(b"pages as they were before")
+    with pytest.raises(keyloft.CannotOpen, match=r"immutable=1: app\.db-journal belongs to its state"):
+        await keyloft.open(f"sqlite:///{path}?mode=ro&immutable=1")
+
+
+async def test_an_immutable_file_may_be_named_with_two_slashes_or_by_a_link(path: Path) -> None:
+    async with keyloft.open(path) as kv:
+        await kv.set(("k",), "v")
+    link = path.parent / "link 100%.db"
+    link.symlink_to(path)
+    for name in (link, f"/{path}"):
+        async with keyloft.open(f"sqlite:///{name}?mode=ro&immutable=1") as kv:
+            assert (await kv.get(("k",))).value == "v"

@@ -111,7 +111,7 @@ class SqliteFile(Struct, frozen=True):
         name = self.path
         if self.immutable:
             self._check_is_whole()
-            name, flags = f"file:{quote(self.path)}?mode=ro&immutable=1", flags | apsw.SQLITE_OPEN_URI
+            name, flags = f"file://{quote(self.path)}?mode=ro&immutable=1", flags | apsw.SQLITE_OPEN_URI
         with self.explained():
             connection = will_be_inherited(apsw.Connection(name, flags=flags, vfs=self.vfs), self.path)
         # Otherwise SQLite compiles a statement again each time that a number is bound to its LIMIT, because it
@@ -120,13 +120,14 @@ class SqliteFile(Struct, frozen=True):
         return connection
 
     def _check_is_whole(self) -> None:
-        """Refuse a file with a write-ahead log, which SQLite would not read."""
-        log = Path(f"{self.path}-wal")
-        if log.exists() and log.stat().st_size:
-            raise CannotOpen(
-                f"{self.path} can't be opened with immutable=1: its last commits are in {log.name}, because a process "
-                "writes it or was killed; open and close it once where it can be written"
-            )
+        """Refuse a file with a write-ahead log or a journal, which SQLite would not read."""
+        for ending in ("-wal", "-journal"):
+            log = Path(f"{Path(self.path).resolve()}{ending}")  # SQLite follows links, too
+            if log.exists() and log.stat().st_size:
+                raise CannotOpen(
+                    f"{self.path} can't be opened with immutable=1: {log.name} belongs to its state, because a process "
+                    "writes it or was killed; open and close it once where it can be written"
+                )
 
     def check_schema(self) -> None:
         """Check that the file is Keyloft's, without writing anything.
