@@ -8,6 +8,7 @@ from typing import Any
 
 import nats
 import pytest
+from nats.aio.msg import Msg
 
 import keyloft
 from keyloft import InvalidArgument, limits
@@ -15,6 +16,7 @@ from keyloft.plugins import BotDatabase, CurrentValue, DatabaseClient, DatabaseS
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.usage import PluginUsage
 from tests.support.fork_server import run
+from tests.support.nats import private_server
 
 PREFIX = "more.kv"
 
@@ -235,6 +237,25 @@ async def test_a_function_may_wait_for_a_task_that_waits_for_the_same_key(
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         tasks.create_task(worker())
         assert await client.kv.update("number", fn, default=0) == 11
+
+
+async def test_updates_of_a_key_do_not_add_up_their_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UPDATE_WAIT_SECONDS", 0.1)
+    async with (
+        private_server() as server,
+        await nats.connect(server.url) as silent,
+        await DatabaseClient.connect(server.url, plugin_name="trivia", prefix=PREFIX, timeout=0.5) as client,
+    ):
+        await silent.subscribe(f"{PREFIX}.trivia.get", cb=_answer_nothing)
+        await silent.flush()
+        updates = [client.kv.update("number", lambda number: number + 1, default=0) for _ in range(100)]
+        async with asyncio.timeout(20):  # one after the other they would take 50 s
+            done = await asyncio.gather(*updates, return_exceptions=True)
+    assert {type(outcome) for outcome in done} == {keyloft.TimedOut}
+
+
+async def _answer_nothing(_: Msg) -> None:
+    pass
 
 
 async def test_an_update_gives_up_after_so_many_conflicts(

@@ -1,12 +1,13 @@
 """Lets the updates of one key take turns within a process, so that its tasks don't conflict with each other.
 
-A turn only saves attempts: each update still checks that the entry has not changed. So an update does without its turn
-where waiting for it could last for ever, and gives it up while its function takes long.
+A turn only saves attempts: each update still checks that the entry has not changed. So an update that has waited long
+for its turn goes on without it, and so does one that would wait for itself; and a turn ends while its function takes
+long.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Final
 from weakref import WeakValueDictionary
@@ -22,17 +23,26 @@ class _FunctionCall:
 
     def __init__(self, lock: asyncio.Lock, outer: "_FunctionCall | None") -> None:
         self.lock = lock
-        """That of the key that is updated."""
+        """The lock of the key that is updated."""
         self.outer = outer
-        """The call of another update's function in which this update was made."""
+        """The call of another update's function in which this update was made, if it had not returned by then."""
         self.has_returned = False
 
 
 _inside: Final[ContextVar[_FunctionCall | None]] = ContextVar("keyloft_update", default=None)
 
 
+def _calls_in_progress() -> Iterator[_FunctionCall]:
+    """The calls in which this code runs, or whose tasks it belongs to, from the innermost one outwards."""
+    call = _inside.get()
+    while call is not None:
+        if not call.has_returned:
+            yield call
+        call = call.outer
+
+
 class UpdateTurn:
-    """The turn of one update, which has the lock of its key or does without it."""
+    """The turn of one update, which has the lock of its key or goes on without it."""
 
     def __init__(self, lock: asyncio.Lock, *, is_locked: bool) -> None:
         self._lock = lock
@@ -45,7 +55,8 @@ class UpdateTurn:
         An update of the same key in it is refused. If the function takes long, the next update begins meanwhile: the
         function may wait for it, through a task that it did not begin, such as a worker with a queue.
         """
-        outer = _inside.get()
+        # Not `_inside.get()`: a task that begins tasks, each in its own update, would keep all former calls.
+        outer = next(_calls_in_progress(), None)
         call = _FunctionCall(self._lock, outer)
         timer = asyncio.get_running_loop().call_later(limits.UPDATE_TURN_SECONDS, self.end)
         _inside.set(call)
@@ -69,9 +80,14 @@ class UpdateTurns:
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
+    @property
+    def keys_in_use(self) -> list[str]:
+        """For tests: the keys whose locks are in memory."""
+        return list(self._locks)
+
     @asynccontextmanager
     async def take(self, key: str, argument: str) -> AsyncIterator[UpdateTurn]:
-        """Wait for the turn of a key.
+        """Wait for the turn of a key, unless that takes long.
 
         Args:
             key: The key to be updated.
@@ -82,21 +98,20 @@ class UpdateTurns:
                 itself.
         """
         lock = self._locks.setdefault(key, asyncio.Lock())
-        call, is_inside = _inside.get(), False
-        while call is not None:
-            if not call.has_returned:
-                is_inside = True
-                if call.lock is lock:
-                    raise InvalidArgument(
-                        f"{argument}: the function that already updates {key} can't update it again, nor can a task "
-                        "that it begins: return the new value instead"
-                    )
-            call = call.outer
-        # Two functions that each update the other's key would wait for each other.
-        does_without = is_inside and lock.locked()
-        if not does_without:
-            await lock.acquire()
-        turn = UpdateTurn(lock, is_locked=not does_without)
+        calls = list(_calls_in_progress())
+        if any([call.lock is lock for call in calls]):
+            raise InvalidArgument(
+                f"{argument}: the function that already updates {key} can't update it again, nor can a task that it "
+                "begins: return the new value instead"
+            )
+        is_locked = False
+        # Within a function, it does not wait: two functions that each update the other's key would wait for each other.
+        if not (calls and lock.locked()):
+            with suppress(TimeoutError):
+                # If the service does not answer, each update ahead waits for its own timeout.
+                async with asyncio.timeout(limits.UPDATE_WAIT_SECONDS):
+                    is_locked = await lock.acquire()
+        turn = UpdateTurn(lock, is_locked=is_locked)
         try:
             yield turn
         finally:

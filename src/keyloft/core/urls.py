@@ -54,6 +54,9 @@ _ESCAPE: Final = (
     "percent-encoded: @ is %40, / is %2F, : is %3A, # is %23, ? is %3F"
 )
 _OWN_OPTIONS: Final = re.compile(r"(?<=[?&])(?:reads|max_lag)=[^&]*&?")
+_SQLITE_OPTIONS: Final = ("mode=ro", "immutable=1")
+_SQLITE_QUERY: Final = re.compile(r"\?(?:mode|immutable)=[\w&=]*$")
+_READ_ONLY: Final = "sqlite:///app.db?mode=ro"
 _ETCD_USE: Final = "an etcd URL is written etcd://user:password@host,host,host/prefix"
 _ETCD_OPTIONS: Final = ("tls", "ca", "cert", "key", "server_name")
 _ETCD_PORT: Final = 2379
@@ -103,6 +106,10 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
         if found is not None and (found[2] or found[1].lower() in _KNOWN):
             return _parse_url(found[1].lower(), text[: found.end()], text[found.end() :])
         _check_path(text)
+        if isinstance(url, str) and _SQLITE_QUERY.search(text):
+            raise InvalidArgument(
+                f"a path takes no options: write sqlite:///{_quoted(text)}, or pass a Path for a file of that name"
+            )
         return cls(engine="sqlite", shown=text, path=_absolute(text))
 
     @property
@@ -232,20 +239,22 @@ def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:
 def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
     path, _, query = rest.partition("?")
     options = query.split("&") if query else []
+    is_in_memory = path in ("", "/:memory:")
+    if options and is_in_memory:
+        raise InvalidArgument(f"mode=ro and immutable=1 need a file, as in {_READ_ONLY}")
     for option in options:
-        if option not in ("mode=ro", "immutable=1"):
+        if option not in _SQLITE_OPTIONS:
             name = option.partition("=")[0]
-            is_named = name.isidentifier() and name not in ("mode", "immutable")
-            named = f"there is no option {name}" if is_named else "this option is unknown"
+            if taken := [right for right in _SQLITE_OPTIONS if right.startswith(f"{name}=")]:
+                raise InvalidArgument(f"{before}…?…: {name} takes only one value, as in {taken[0]}")
+            named = f"there is no option {name}" if name.isidentifier() else "this option is unknown"
             raise InvalidArgument(
                 f"{before}…?…: {named}; an SQLite URL takes mode=ro, to open a file read-only, and "
                 "mode=ro&immutable=1, for a file that no process writes"
             )
     if options and "mode=ro" not in options:
-        raise InvalidArgument(f"{before}…?…: immutable=1 needs mode=ro, as in sqlite:///app.db?mode=ro&immutable=1")
-    if path in ("", "/:memory:"):
-        if options:
-            raise InvalidArgument("mode=ro needs a file, as in sqlite:///app.db?mode=ro")
+        raise InvalidArgument(f"{before}…?…: immutable=1 needs mode=ro, as in {_READ_ONLY}&immutable=1")
+    if is_in_memory:
         return DatabaseUrl(engine="sqlite", shown=before + rest)
     if path == "/":
         raise InvalidArgument("sqlite:/// names no file; write sqlite:///app.db, or sqlite:// for one in memory")

@@ -65,6 +65,9 @@ UPDATE_OWN_WRITES: Final = 3
 UPDATE_TURN_SECONDS: Final = 2.0
 """How long the function of an update may take before the next update of its key in this process begins."""
 
+UPDATE_WAIT_SECONDS: Final = 5.0
+"""How long an update waits for earlier ones of its key in this process; then it goes on beside them."""
+
 TYPES_REMEMBERED: Final = 256
 """For how many types the tuple store keeps what reads and writes their values."""
 

@@ -85,7 +85,7 @@ class ClientCall(Struct, eq=False, gc=False):
     ends: float
     """When its caller stops waiting."""
     refused_in: int = 0
-    """The number of the message in which it was refused together with others; from then on it is sent alone."""
+    """The number of the message in which it was refused together with others, since when it is sent alone; else 0."""
 
     @property
     def subject(self) -> str:

@@ -25,7 +25,7 @@ TOO_FAST: Final = RefusedOperation(Busy, TOO_MUCH)
 """Stands for a request beyond the rate of its owner."""
 _PART: Final = b'{"success":true,"replies":[%b],"left":%d}'
 _VALUES: Final = b'{"success":true,"values":[%b],"left":%d}'
-_ALIKE: Final = b'{"success":true,"reply":%b,"count":%d,"left":%d}'
+_SAME_REPLY: Final = b'{"success":true,"reply":%b,"count":%d,"left":%d}'
 _FRAME_BYTES: Final = len(_PART) + 24
 """How many bytes a part with one reply has besides that reply, its position included."""
 
@@ -72,8 +72,8 @@ _read_beyond = msgspec.json.Decoder(msgspec.defstruct("_ManyBeyond", [("requests
 _MANY_COMMAS: Final = 4 * limits.MANY_REQUESTS
 _read_name = msgspec.json.Decoder(str).decode
 _read_members = msgspec.json.Decoder(dict[str, Raw]).decode
-_SWITCHES: Final = ("parts", "short")
-_FIELDS: Final = ("requests", *_SWITCHES)
+_FLAGS: Final = ("parts", "short")
+_FIELDS: Final = ("requests", *_FLAGS)
 _LEVELS: Final = payloads.LEVELS + 2
 """How deep a message may nest: a request, the list of requests, and the object that it is a field of."""
 
@@ -161,7 +161,7 @@ def _refuse_unreadable(data: bytes) -> None:
         raise InvalidArgument('the payload must be a JSON object, as in {"requests": […]}') from None
     payloads.refuse_unknown(fields, _FIELDS)
     payloads.field(fields, "requests")
-    for name in _SWITCHES:
+    for name in _FLAGS:
         if bytes(fields.get(name, b"null")) not in (b"true", b"false", b"null"):
             raise InvalidArgument(f"{name}: expected true or false")
     if bytes(fields["requests"]).startswith(b"["):
@@ -347,10 +347,10 @@ class PartCollector:
 
     def add_first(self, replies: Sequence[bytes], *, is_written: bool) -> None:
         """Add the replies to the first requests, before any other, and send them."""
-        # Replies to plain sets are alike.
+        # Plain sets have the same reply.
         if self.is_short and is_written and {*replies} == {replies[0]}:
             self._left -= len(replies)
-            self._send(_ALIKE % (replies[0], len(replies), self._left), not self._left)
+            self._send(_SAME_REPLY % (replies[0], len(replies), self._left), not self._left)
             return
         items = _with_positions(replies)
         if len(items) >= self._most_bytes:

@@ -63,7 +63,7 @@ class EtcdEngine(ServerEngine[EtcdWriter]):
             await self._starter.wait()
             self.check_usable()
         if len(asks) == 1 and type(asks[0]) is Get:
-            return await self._reads.gets((asks[0],))  # the hot path: one call less
+            return await self._reads.gets((asks[0],))  # most reads are one get, and this saves a call
         return await self._reads.read(*asks)
 
     async def _counter(self) -> Start:

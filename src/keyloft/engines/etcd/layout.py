@@ -338,6 +338,7 @@ def chunks_of(value: bytes) -> Chunks:
 
 
 def row_without_value(key: Key, value: bytes) -> StoredRow:
+    """The row of an entry whose value is not read: what `pack_written` has packed."""
     chunked, encoding, version, expiry, created, updated = _HEAD.unpack_from(value)
     head = Head(key, b"", encoding, version, None if expiry < 0 else expiry, created, updated)
     return StoredRow(head, chunks_of(value) if chunked else None)

@@ -186,7 +186,8 @@ class PostgresServer:
             return failure
         reason = self._last_failure or failure or f"{self.name} has not answered"
         return Unreachable(
-            f"{reason}; Keyloft waited for {waited:.1f} s, and nothing was done: try again, or set patience higher"
+            f"{reason}; Keyloft waited for {round(waited, 1):g} s, and nothing was done: "
+            "try again, or set patience higher"
         )
 
     @property

@@ -88,7 +88,7 @@ def unknown_commit(error: apsw.Error, path: str) -> CommitUnknown:
 
 def opened_read_only(path: str) -> ReadOnly:
     """The error of every write to a file that was opened for reading."""
-    return ReadOnly(f"{path} was opened with ?mode=ro, which allows no writes; open it without ?mode=ro to write")
+    return ReadOnly(f"{path} was opened with ?mode=ro, which allows no writes; open it without options to write")
 
 
 def _system_error(connection: apsw.Connection | None) -> int:

@@ -48,7 +48,7 @@ class SqliteFile(Struct, frozen=True):
     read_only: bool = False
     """Make nothing, write nothing, and refuse every commit."""
     immutable: bool = False
-    """Besides, no process writes the file while it is open, so SQLite needs no lock and no file beside it."""
+    """Read-only, and no process writes the file while it is open: then SQLite needs no lock and no file beside it."""
 
     @property
     def in_memory(self) -> bool:
@@ -110,7 +110,7 @@ class SqliteFile(Struct, frozen=True):
         check_may_open(self.path)
         name = self.path
         if self.immutable:
-            self._check_is_whole()
+            self._check_has_no_log()
             name, flags = f"file://{quote(self.path)}?mode=ro&immutable=1", flags | apsw.SQLITE_OPEN_URI
         with self.explained():
             connection = will_be_inherited(apsw.Connection(name, flags=flags, vfs=self.vfs), self.path)
@@ -119,7 +119,7 @@ class SqliteFile(Struct, frozen=True):
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         return connection
 
-    def _check_is_whole(self) -> None:
+    def _check_has_no_log(self) -> None:
         """Refuse a file with a write-ahead log or a journal, which SQLite would not read."""
         for ending in ("-wal", "-journal"):
             log = Path(f"{Path(self.path).resolve()}{ending}")  # SQLite follows links, too

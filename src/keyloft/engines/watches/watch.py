@@ -278,6 +278,8 @@ class LogFollowingWatch(EngineWatch[T]):
         self._drained, self._drained_at = LogPosition(version), at
         if self._backlog is None:
             self.reported_to = version
+        else:
+            self._woken.set()
         self._pending = {
             slot: change for slot, change in self._pending.items() if change.version > version or not change.version
         }
@@ -364,7 +366,10 @@ class LogFollowingWatch(EngineWatch[T]):
         # The rest of the last version may be in the next slice.
         self.reported_to = portion.up_to if piece.is_last else max(self.reported_to or 0, portion.up_to - 1)
         if self._started_at is None:
-            return changes  # `start` would leave out what the feed dispatches until then
+            # The feed may already dispatch changes that `start` would leave out: it wakes this watch to read them.
+            if piece.is_last and backlog.has_read_expiries and not changes:
+                self._woken.clear()
+            return changes
         # No await from here on: the feed dispatches nothing between this comparison and the switch.
         if piece.is_last and backlog.has_read_expiries and feed.position is not None and piece.end >= feed.position:
             if feed.expired_to.get(self._space, 0) > backlog.expired_to and not backlog.clock_is_behind:
