@@ -8,12 +8,12 @@ import pytest
 
 from keyloft import ManualClock, limits
 from keyloft.core.engine import Engine, Watch
-from keyloft.core.records import Key, Scan
+from keyloft.core.records import Delete, Get, Key, Scan
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.watches.range_watch import RangeWatch
-from tests.engines.contract.calls import END, START, A, put, write
+from tests.engines.contract.calls import END, START, A, put, read_the_log_in_small_slices, write
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -53,6 +53,24 @@ async def test_a_reader_that_is_cancelled_in_each_step_gets_all_changes(
         if len(seen) == len(keys):
             break
     assert seen == {*keys}
+
+
+async def test_a_reader_of_keys_that_is_cancelled_in_each_step_learns_what_changed_since_a_version(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_the_log_in_small_slices(monkeypatch)
+    since = (await write(engine, put(b"k"))).version
+    for number in range(100):
+        await write(engine, put(b"other %d" % number))
+    await write(engine, Delete(A, b"k"))
+    watch = engine.watch(Get(A, b"k"), since=since)
+    assert watch.reported_to == since
+    monkeypatch.setattr(limits, "LOOP_ITERATION_SECONDS", -1.0)  # each read lets the event loop run
+    for _ in range(1000):
+        if await step_of_few_iterations(watch):
+            break
+    else:
+        pytest.fail("the reader never learned it")
 
 
 async def test_a_watch_holds_a_bounded_number_of_keys_for_a_reader_that_is_cancelled(

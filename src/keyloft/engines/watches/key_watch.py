@@ -17,7 +17,11 @@ class KeyWatch(EngineWatch[Change]):
     def __init__(self, feed: "ChangeFeed", gets: list[Get], since: int | None) -> None:
         super().__init__(feed)
         self._gets = gets
-        self._since = since
+        self.reported_to = since
+        self._compared = None if since is None else LogPosition(since)
+        """With `since`: up to where no change of the keys was found. A reader that is cancelled goes on from there."""
+        self._began: int | None = None
+        """The time of the version `since`, once it is known."""
         self._reported: list[tuple[int, int | None] | None] | None = None
 
     def start(self, version: int, at: int) -> None:
@@ -36,8 +40,8 @@ class KeyWatch(EngineWatch[Change]):
         self._woken.set()  # the keys are read again, and compared with what was reported
 
     async def _read_changes(self) -> list[Change]:
-        if self._since is not None and not await self._has_changed(self._since):
-            self._since = None
+        if self._compared is not None and not await self._has_changed(self._compared):
+            self._compared = None
             return []
         reached = self._feed.dispatched_to
         records = await self._feed.reader.read(*self._gets)
@@ -45,14 +49,14 @@ class KeyWatch(EngineWatch[Change]):
         state = [None if record is None else (record.version, record.expires_at) for record in records]
         if state == self._reported:
             return []
-        self._since, self._reported = None, state
+        self._compared, self._reported = None, state
         return [Change(get.key, record) for get, record in zip(self._gets, records, strict=True)]
 
-    async def _has_changed(self, since: int) -> bool:
-        """Whether one of the keys changed, or its entry expired, after a version."""
-        position = LogPosition(since)
-        [piece] = await self._feed.reader.read(Changes(position))
-        began, addresses = piece.began, self.registration.addresses
+    async def _has_changed(self, after: LogPosition) -> bool:
+        """Whether one of the keys changed, or its entry expired, after a position in the log."""
+        addresses = self.registration.addresses
+        [piece] = await self._feed.reader.read(Changes(after))
+        began = self._began = piece.began if self._began is None else self._began
         while not any([(change.space, change.key) in addresses for change in piece.changes]):
             if piece.is_last:
                 stored = await self._feed.reader.read(
@@ -64,8 +68,11 @@ class KeyWatch(EngineWatch[Change]):
                     if record is not None and record.expires_at is not None and record.expires_at > began
                 ]
                 del stored  # so that the values of two reads are never in memory at the same time
-                return bool(may_have_expired) and None in await self._feed.reader.read(*may_have_expired)
-            position = piece.end
+                if may_have_expired and None in await self._feed.reader.read(*may_have_expired):
+                    return True
+                self.reported_to = piece.end.version
+                return False
+            self._compared = piece.end
             await asyncio.sleep(0)
-            [piece] = await self._feed.reader.read(Changes(position))
+            [piece] = await self._feed.reader.read(Changes(self._compared))
         return True
