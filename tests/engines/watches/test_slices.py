@@ -1,13 +1,17 @@
 """Watches that read the same part of the change log."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from keyloft import ManualClock, limits
 from keyloft.core.engine import Engine, LogWatch, write
-from keyloft.core.records import NO_LIMIT, Delete, Get, LoggedChange, Scan, Set, Space
+from keyloft.core.records import NO_LIMIT, Ask, Delete, Get, LoggedChange, Scan, Set, Space
 from keyloft.core.values import Encoding
 from keyloft.engines import open_engine
+from keyloft.engines.memory import MemoryEngine
 
 PLUGINS = Space.PLUGINS
 
@@ -64,4 +68,29 @@ async def test_a_watch_that_reads_later_reports_what_was_committed_meanwhile(tmp
     assert [change.version for change in await caught_up(late)] == versions
     await early.aclose()
     await late.aclose()
+    await engine.aclose()
+
+
+class CountingEngine(MemoryEngine):
+    """Counts how often it is read."""
+
+    reads_made = 0
+
+    async def read(self, *asks: Ask) -> list[Any]:
+        self.reads_made += 1
+        return await super().read(*asks)
+
+
+async def test_who_follows_the_log_reads_many_keys_at_a_time_to_learn_which_have_expired(clock: ManualClock) -> None:
+    """On a database server, each read is a round trip."""
+    engine, keys = CountingEngine(clock), 10 * limits.WATCH_READ_KEYS
+    log = engine.follow(Scan(PLUGINS, ("a", ""), ("b", ""), NO_LIMIT), woken=lambda: None)
+    await write(engine, *[Set(PLUGINS, ("a", f"k{at}"), b"1", Encoding.JSON, expire_in=1000) for at in range(keys)])
+    assert len(await caught_up(log)) == keys
+    clock.advance(2)
+    while not log.is_woken:
+        await asyncio.sleep(0)
+    before = engine.reads_made
+    assert len(await caught_up(log)) == keys
+    assert engine.reads_made - before <= 10
     await engine.aclose()

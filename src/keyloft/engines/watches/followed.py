@@ -54,14 +54,14 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
 
     async def _report(self, changes: Sequence[LoggedChange], up_to: int) -> tuple[list[LoggedChange], int]:
         """Report all changes at once: none has a value."""
+        # If the key has an entry, it has not expired, or was written again meanwhile, and the log has that.
+        absent = await self._absent([change.key for change in changes if not change.version])
         reported: list[LoggedChange] = []
         for change in changes:
             if 0 < change.version < self._newest:
                 continue
             if not change.version:
-                # If the key has an entry, it has not expired, or was written again meanwhile, and the log has that.
-                [record] = await self._feed.reader.read(Get(self._space, change.key))
-                if record is None:
+                if change.key in absent:
                     self._note_expiry(change.key)
                     reported.append(replace(change, version=max(up_to, self.reported_to or 0)))
             elif change.kind is ChangeKind.EXPIRED and change.key in (self._reported_expiries or ()):
@@ -72,6 +72,15 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
                 reported.append(change)
         self._newest = max([self._newest, *[change.version for change in changes]])
         return reported, len(changes)
+
+    async def _absent(self, keys: Sequence[Key]) -> set[Key]:
+        """Those of the keys that have no entry now."""
+        absent: set[Key] = set()
+        for first in range(0, len(keys), limits.WATCH_READ_KEYS):
+            some = keys[first : first + limits.WATCH_READ_KEYS]
+            records = await self._feed.reader.read(*[Get(self._space, key) for key in some])
+            absent.update([key for key, record in zip(some, records, strict=True) if record is None])
+        return absent
 
     def _note_expiry(self, key: Key) -> None:
         if self._reported_expiries is None or len(self._reported_expiries) >= limits.WATCH_PENDING_KEYS:
