@@ -197,6 +197,29 @@ class ChangeLogContract:
         again = engine.follow(Get(A, b"k"), woken=woken.set, since=begin.version - 1)
         assert [change.kind for change in await taken(again, woken, 2)] == [ChangeKind.PUT, ChangeKind.EXPIRED]
 
+    async def test_who_follows_a_long_commit_in_slices_gets_expiries_after_the_puts_that_they_end(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        woken = asyncio.Event()
+        before = engine.follow(Get(A, b"first"), woken=woken.set)
+        await write(engine, put(b"first", expire_in=1000))
+        clock.advance(2)
+        await taken(before, woken, 2)
+        clock.advance(-2)  # the commit takes its time, and others see it later
+
+        def wake() -> None:
+            clock.advance(0 if reported else 2)
+            woken.set()
+
+        reported: list[LoggedChange] = []
+        log = engine.follow(Scan(A, b"k", b"l", 1), woken=wake)
+        keys = [b"k%04d" % number for number in range(limits.MEMORY_SLICE_CHANGES + 500)]
+        await write(engine, *[put(key, expire_in=1000) for key in keys])
+        while len(reported) < 2 * len(keys):
+            reported += await taken(log, woken, 1)
+        versions = [change.version for change in reported]
+        assert versions == sorted(versions)
+
 
 def _columns(change: LoggedChange) -> tuple[object, ...]:
     return change.version, change.space, change.key, change.kind, change.at

@@ -56,6 +56,7 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
         """Report all changes at once: none has a value."""
         # If the key has an entry, it has not expired, or was written again meanwhile, and the log has that.
         absent = await self._absent([change.key for change in changes if not change.version])
+        newest = max([self._newest, *[change.version for change in changes]])
         reported: list[LoggedChange] = []
         for change in changes:
             if 0 < change.version < self._newest:
@@ -63,14 +64,15 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
             if not change.version:
                 if change.key in absent:
                     self._note_expiry(change.key)
-                    reported.append(replace(change, version=max(up_to, self.reported_to or 0)))
+                    # Not below that of a change before it, which the rest of its version may still follow.
+                    reported.append(replace(change, version=max(up_to, newest, self.reported_to or 0)))
             elif change.kind is ChangeKind.EXPIRED and change.key in (self._reported_expiries or ()):
                 self._reported_expiries.discard(change.key)  # type: ignore[union-attr]
             elif change.kind is not ChangeKind.TOUCH:
                 if self._reported_expiries:
                     self._reported_expiries.discard(change.key)
                 reported.append(change)
-        self._newest = max([self._newest, *[change.version for change in changes]])
+        self._newest = newest
         return reported, len(changes)
 
     async def _absent(self, keys: Sequence[Key]) -> set[Key]:
