@@ -204,6 +204,11 @@ def shown(engine: Engine) -> str:
     return f"{engine.location}, {'closed' if engine.is_closed else 'open'}"
 
 
+async def catch_up(engine: Reader) -> None:
+    """Let later reads show all that is committed now: until then, a standby that is behind may answer them."""
+    await engine.read(records.Latest())
+
+
 async def write(engine: Engine, *mutations: records.Mutation) -> records.Committed:
     """Commit mutations without checks."""
     done = await engine.commit(records.Batch(mutations))

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from keyloft import limits
-from keyloft.core.engine import Engine
+from keyloft.core.engine import Engine, catch_up
 from keyloft.core.records import Add, Batch, Committed, Conflict, FailedCheck, Get, Mutation, Page, Record, Set
 from keyloft.core.values import decode_json
 from keyloft.errors import KeyloftError, Undecodable
@@ -65,8 +65,11 @@ class QuotaWrite(Call):
         for first in range(0, len(batch.mutations), limits.GETS_PER_READ):
             some = batch.mutations[first : first + limits.GETS_PER_READ]
             records = await engine.read(*[Get(one.space, one.key) for one in some])
-            if batch.checks and (conflict := _conflict(batch, records[0])) is not None:
-                return conflict  # this write needs no room
+            if batch.checks and _conflict(batch, records[0]) is not None:
+                await catch_up(engine)  # perhaps a standby has answered that is behind
+                records = await engine.read(*[Get(one.space, one.key) for one in some])
+                if (conflict := _conflict(batch, records[0])) is not None:
+                    return conflict  # this write needs no room
             growths += map(_growth, some, records)
         return await _commit_with_room(engine, batch, self._usage, growths)
 

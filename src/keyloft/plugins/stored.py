@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from keyloft.core import json_text
-from keyloft.core.engine import Engine, Reader, write
+from keyloft.core.engine import Engine, Reader, catch_up, write
 from keyloft.core.log_text import field
 from keyloft.core.paging import Pages
 from keyloft.core.records import NO_LIMIT, Now, Page, Record, Scan
@@ -84,6 +84,7 @@ async def remove_prefix(engine: Reader, request: PrefixDelete, remove: Remove, r
     """Remove all keys with a prefix, this many at a time; returns how many there were, and whether there are more."""
     removed, rest = 0, request.scan
     left = NO_LIMIT if request.limit is None else request.limit
+    await catch_up(engine)
     while True:
         wanted = min(rows, left)
         [page] = await engine.read(replace(rest, limit=wanted + 1))

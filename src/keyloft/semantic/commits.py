@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from keyloft import limits
-from keyloft.core.engine import Engine
+from keyloft.core.engine import Engine, catch_up
 from keyloft.core.records import Ask, Batch, Check, Committed, Conflict, Get, Now, Record, Set, Space
 from keyloft.core.sweeper import Swept, purge, sweep
 from keyloft.core.values import Encoding
@@ -77,6 +77,7 @@ class Committer:
         digest = "" if row is None else request.digest
         hasher = self._hasher or await self._make_hasher()
         thoroughly = any([intent.action == "restore" for intent in intents])
+        is_current = False
         writes, remembered = self._guess(intents), None
         while True:
             if not writes:
@@ -90,7 +91,13 @@ class Committer:
                     plan.drop(dead_letter)
                     await self.commit(plan.batch())
                 return replays.replay(request, memory, remembered)
-            if refused := [(write, reason) for write in writes if (reason := write.refusal())]:
+            refused = [(write, reason) for write in writes if (reason := write.refusal())]
+            if refused and not is_current:
+                # What was read may be old, if a standby has answered.
+                await self.catch_up()
+                writes, is_current = (), True
+                continue
+            if refused:
                 await self._refuse(request, refused, None if quiet else plan)
             for write in writes:
                 plan.write(write)
@@ -258,6 +265,10 @@ class Committer:
 
     def read(self, *asks: Ask) -> Awaitable[list[Any]]:
         return self._answer(self.open_engine().read(*asks))
+
+    def catch_up(self) -> Awaitable[None]:
+        """Let later reads show all that is committed now."""
+        return self._answer(catch_up(self.open_engine()))
 
     def commit(self, batch: Batch) -> Awaitable[Committed | Conflict]:
         return self._answer(self.open_engine().commit(batch))

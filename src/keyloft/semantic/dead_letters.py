@@ -169,6 +169,9 @@ class DeadLetters(DeadLetterKeeper):
     async def retry_row(self, row: bytes, expected_version: ExpectedVersion | None) -> Sequence[Envelope | None]:
         """`retry` of the dead letter that is stored as this row."""
         [record] = await self._committer.read(Get(SPACE, row))
+        if record is None:  # perhaps a standby has answered that is behind
+            await self._committer.catch_up()
+            [record] = await self._committer.read(Get(SPACE, row))
         if record is None:
             raise InvalidArgument(DEAD_LETTER_GONE)
         request = read_dead_letter(record)

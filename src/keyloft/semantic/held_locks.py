@@ -104,6 +104,9 @@ class StoredLocks:
         """Refuse the token of another lock, or a token of no lock; `gone_too` accepts one whose lock is gone."""
         entry_key = keys.parse(key)
         lock = await self._committer.lock_of(entry_key.project, fence)
+        if lock is None:  # perhaps a standby has answered that is behind
+            await self._committer.catch_up()
+            lock = await self._committer.lock_of(entry_key.project, fence)
         if lock is None and gone_too:
             return
         if lock is None or lock.key != key:

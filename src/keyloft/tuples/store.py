@@ -8,7 +8,7 @@ from typing import Any, Final, Self, TypeVar, overload
 
 from keyloft import limits
 from keyloft.core import keys, values
-from keyloft.core.engine import Engine, shown, write
+from keyloft.core.engine import Engine, catch_up, shown, write
 from keyloft.core.keys import KeyLike, TupleKey, encode
 from keyloft.core.paging import Pages
 from keyloft.core.records import Add, Batch, Committed, Delete, Record, Set, Space, Touch
@@ -278,6 +278,7 @@ class Store(StoreReads):
             raise InvalidArgument("delete_range needs a prefix, a start or an end; prefix=() stands for everything")
         selector = Selector.of(prefix, start, end)
         removed = 0
+        await catch_up(self.engine)
         async for page in Pages(self.engine, selector.scan(keys_only=True)):
             removed += sum((await write(self.engine, *[Delete(_TUPLES, key) for key in page.keys])).found)
         return removed

@@ -11,6 +11,8 @@ from keyloft import admin, limits
 from keyloft.core.health import HostHealth
 from keyloft.core.records import Ask, Get, Latest, Record, Space
 from keyloft.engines.postgres.reads import PointReads, PostgresReads
+from keyloft.plugins import BotDatabase
+from keyloft.semantic import Semantics, SemanticStore
 from tests.support.postgres_cluster import ReplicatedServers, cluster
 from tools.postgres import TIMEOUT_SECONDS, query
 from tools.process_family import until
@@ -75,6 +77,56 @@ async def test_a_change_that_a_watch_has_reported_is_read(
         await other.delete(("k",))
         assert [entry.exists for entry in await anext(watch)] == [False]
         assert not (await kv.get(("k",))).exists
+
+
+async def test_a_semantic_write_is_not_refused_because_a_standby_is_behind(
+    stores: tuple[keyloft.Store, keyloft.Store],
+) -> None:
+    kv, other = stores
+    key, config = "tenant/acme/project/web/a", Semantics("config")
+    # With a given key for the audit trail, the store that is behind needs no commit to make one.
+    async with SemanticStore(kv, audit_key="k") as behind, SemanticStore(other, audit_key="k") as semantic:
+        stored = await semantic.put(key, 1, expected_version=0, writer="w", semantics=config)
+        assert await behind.get(key) is None, "the standby is not behind"
+        put = await behind.put(key, 2, expected_version=stored.version, writer="w", semantics=config)
+        assert put.value == 2
+
+
+@pytest.mark.parametrize("what", ["renew", "release"])
+async def test_a_lock_that_a_standby_does_not_show_is_renewed_and_released(
+    stores: tuple[keyloft.Store, keyloft.Store], what: str
+) -> None:
+    """A holder's requests may go to another instance of a service each time."""
+    kv, other = stores
+    key = "tenant/acme/project/web/locks/a"
+    async with SemanticStore(kv) as behind, SemanticStore(other) as semantic:
+        held = await semantic.lock(key, writer="w").acquire()
+        assert held.fence is not None
+        assert await behind.get(key) is None, "the standby is not behind"
+        locks = behind.lock_keeper
+        if what == "renew":
+            await locks.renew(key, held.fence, 60)
+        await locks.release(key, held.fence, writer="w", request_id=None)
+        assert await semantic.get(key) is None
+
+
+async def test_entries_that_a_standby_does_not_show_are_removed_with_their_prefix(
+    stores: tuple[keyloft.Store, keyloft.Store],
+) -> None:
+    kv, other = stores
+    await other.set(("t", 1), 1)
+    assert not (await kv.get(("t", 1))).exists, "the standby is not behind"
+    assert await kv.delete_range(prefix=("t",)) == 1
+
+
+async def test_a_plugins_entries_that_a_standby_does_not_show_are_removed_with_their_prefix(
+    lagging: ReplicatedServers,
+) -> None:
+    url = lagging.url()
+    async with BotDatabase(url) as db, BotDatabase(f"{url}&reads=standby&max_lag=3600") as behind:
+        await behind.kv_get("trivia", "a")
+        await db.kv_set("trivia", "a", 1)
+        assert await behind.kv_delete_many("trivia", prefix="a") == 1
 
 
 async def test_what_the_latest_version_has_is_read(stores: tuple[keyloft.Store, keyloft.Store]) -> None:
