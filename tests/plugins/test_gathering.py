@@ -224,6 +224,8 @@ async def test_calls_behind_one_that_can_not_be_sent_time_out_as_well() -> None:
                 calls = [client.kv.set(f"k{number}", "x" * 60_000) for number in range(500)]
                 done = await asyncio.gather(*calls, return_exceptions=True)
                 assert {type(outcome) for outcome in done} == {keyloft.TimedOut}
+                assert client.sender is not None
+                assert client.sender.queued == [], "calls that no one waits for any more take no memory"
         finally:
             os.kill(server.pid, signal.SIGCONT)
 

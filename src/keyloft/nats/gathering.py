@@ -183,10 +183,15 @@ class RequestSender:
         return list(self._sent.values())
 
     @property
+    def queued(self) -> list[ClientCall]:
+        """The calls that wait until something can be sent."""
+        return [*self._again, *self._queue]
+
+    @property
     def unanswered(self) -> list[ClientCall]:
         """The calls whose callers wait for a reply."""
         sent = [call for message in self._sent.values() for call in message.calls]
-        return [call for call in (*sent, *self._unsent, *self._again, *self._queue) if not call.reply.done()]
+        return [call for call in (*sent, *self._unsent, *self.queued) if not call.reply.done()]
 
     def ask(self, prefix: str, operation: str, fields: bytes) -> "asyncio.Future[Any]":
         """Send a request soon; the future gets its reply, or the error for the caller.
@@ -260,7 +265,7 @@ class RequestSender:
     async def _send_all(self) -> None:
         try:
             while self._queue or self._again:
-                calls, self._queue, self._again = [*self._again, *self._queue], [], []
+                calls, self._queue, self._again = self.queued, [], []
                 self._unsent = calls
                 try:
                     if self._subscription is None:
@@ -405,6 +410,9 @@ class RequestSender:
         for call in waiting:
             if call.ends <= now:
                 call.fail(self._timed_out(call.subject))
+        # While nothing can be sent, calls that no one waits for any more would add up.
+        self._again = [call for call in self._again if not call.reply.done()]
+        self._queue = [call for call in self._queue if not call.reply.done()]
         for message in self.sent:
             if message.ends <= now or (message.calls and all([call.reply.done() for call in message.calls])):
                 del self._sent[message.number]
