@@ -7,7 +7,8 @@ import pytest
 from keyloft.core.addresses import without_login
 from keyloft.errors import InvalidArgument
 from keyloft.plugins.quotas import Quota, Quotas
-from keyloft.server.config import SETTINGS, Config, check_service, load, mistyped_variables
+from keyloft.server.config import SETTINGS, VARIABLES, Config, check_service, load
+from keyloft.server.environment import mistyped_variables
 
 
 def test_without_any_source_all_have_their_defaults() -> None:
@@ -38,7 +39,7 @@ def test_variables_that_kubernetes_sets_for_services_are_passed_over() -> None:
         "KEYLOFT_PORT": "tcp://10.0.0.1:9464",
     }
     assert load({}, of_services) == Config()
-    assert mistyped_variables(of_services) == []
+    assert mistyped_variables(VARIABLES, of_services) == []
 
 
 @pytest.mark.parametrize("name", ["KEYLOFT_NATS_URL", "KEYLOFT_HTTP"])

@@ -36,7 +36,8 @@ from keyloft.semantic.monitoring import Signals
 from keyloft.semantic.service import SemanticService
 from keyloft.semantic.store import SemanticStore
 from keyloft.server.banner import show_banner
-from keyloft.server.config import Config, mistyped_variables
+from keyloft.server.config import VARIABLES, Config
+from keyloft.server.environment import mistyped_variables
 from keyloft.server.health import ServiceHealth, try_to_write
 from keyloft.server.http_service import HttpService
 from keyloft.server.logging import set_up_logging
@@ -68,7 +69,7 @@ def run(config: Config, end_process: Callable[[int], NoReturn]) -> None:
         KeyloftError: The service can't be started, and no later attempt could succeed.
     """
     set_up_logging(config.log_level, config.log_format)
-    for mistyped, meant in mistyped_variables():
+    for mistyped, meant in mistyped_variables(VARIABLES):
         logger.warning("the environment variable %s is ignored: did you mean %s?", mistyped, meant)
     new_loop = asyncio.new_event_loop
     with suppress(ImportError):

@@ -25,6 +25,7 @@ from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.rules import PREFIXES, QUEUE, plugin_name
 from keyloft.semantic.keys import PREFIX as SEMANTIC_PREFIX
 from keyloft.semantic.rules import check_purpose
+from keyloft.server.environment import read_variable
 from keyloft.server.isolation import isolate
 
 if TYPE_CHECKING:
@@ -35,15 +36,6 @@ OFF: Final = "off"
 
 _YEAR: Final = 365 * 86_400
 _QUOTA: Final = re.compile(r"([^:]*):([0-9]{1,15}):([0-9]{1,15})", re.ASCII)
-_NEAR: Final = 0.85
-"""How similar a mistyped variable must be to a setting's."""
-_OF_KUBERNETES: Final = re.compile(
-    r"KEYLOFT_((.+_)?PORT=(tcp|udp|sctp)://.*"
-    r"|(.+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*)",
-    re.ASCII | re.DOTALL,
-)
-"""The variables that Kubernetes sets for services named keyloft, keyloft-nats and so on, unless a pod has
-`enableServiceLinks: false`."""
 _T = TypeVar("_T")
 
 
@@ -320,6 +312,8 @@ NATS_SETTINGS: Final = tuple(name for name in SETTINGS if name.startswith("nats"
 
 HTTP_SETTINGS: Final = tuple(name for name in SETTINGS if name.startswith("http"))
 """How HTTP is served."""
+VARIABLES: Final = frozenset({"KEYLOFT_CONFIG", "KEYLOFT_DEBUG", *[one.environment for one in SETTINGS.values()]})
+"""All environment variables that Keyloft reads."""
 
 
 def load(flags: FlagValues, environment: Mapping[str, str] = os.environ, *, only: Iterable[str] = SETTINGS) -> Config:
@@ -341,7 +335,7 @@ def load(flags: FlagValues, environment: Mapping[str, str] = os.environ, *, only
         setting = SETTINGS[name]
         for source, value, is_text in (
             (setting.flag, flags.get(name), True),
-            (setting.environment, _variable(environment, setting.environment), True),
+            (setting.environment, read_variable(environment, setting.environment), True),
             (f"{file}: {name}", in_file.get(name), False),
         ):
             if value is not None:
@@ -351,27 +345,6 @@ def load(flags: FlagValues, environment: Mapping[str, str] = os.environ, *, only
     _check(config, sources)
     # With a scheme, messages can show an address without its password.
     return replace(config, nats=tuple([one if "://" in one else f"nats://{one}" for one in config.nats]))
-
-
-def _variable(environment: Mapping[str, str], name: str) -> str | None:
-    """The value of an environment variable; None if it is absent or empty, or Kubernetes set it for a service."""
-    value = environment.get(name)
-    return None if not value or _is_of_kubernetes(name, value) else value
-
-
-def _is_of_kubernetes(name: str, value: str) -> bool:
-    return _OF_KUBERNETES.fullmatch(f"{name}={value}") is not None
-
-
-def mistyped_variables(environment: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
-    """Environment variables that resemble a setting's and are none, each with the one that was probably meant."""
-    known = {"KEYLOFT_CONFIG", "KEYLOFT_DEBUG"} | {setting.environment for setting in SETTINGS.values()}
-    unknown = [
-        name
-        for name, value in environment.items()
-        if name.startswith("KEYLOFT_") and name not in known and not _is_of_kubernetes(name, value)
-    ]
-    return [(name, near[0]) for name in unknown if (near := difflib.get_close_matches(name, known, 1, _NEAR))]
 
 
 def check_service(config: Config) -> None:

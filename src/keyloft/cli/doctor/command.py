@@ -14,7 +14,8 @@ from keyloft.cli.options import Commands, Output, Settings, option
 from keyloft.cli.terminal import counted, is_for_people, say, to_json
 from keyloft.errors import InvalidArgument
 from keyloft.plugins import rules
-from keyloft.server.config import HTTP_SETTINGS, NATS_SETTINGS, Config, check_service, mistyped_variables
+from keyloft.server.config import HTTP_SETTINGS, NATS_SETTINGS, VARIABLES, Config, check_service
+from keyloft.server.environment import mistyped_variables
 
 
 class ExaminedSettings(Settings, frozen=True, kw_only=True):
@@ -109,7 +110,7 @@ async def _of_http(config: Config) -> Sequence[Finding]:
 def _mistyped() -> list[Finding]:
     return [
         warning("settings", f"the environment variable {name} is ignored", cure=f"did you mean {meant}?")
-        for name, meant in mistyped_variables()
+        for name, meant in mistyped_variables(VARIABLES)
     ]
 
 
