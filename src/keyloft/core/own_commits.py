@@ -1,4 +1,4 @@
-"""Notes the commits that a caller's function makes, so that an update can tell them from commits of other callers."""
+"""Notes the commits that the function of an update makes, to tell them from commits of other callers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,14 +7,14 @@ from typing import Final
 
 
 class _Notes:
-    """The versions of commits, as long as they are wanted."""
+    """The versions of the commits that one call of a function makes."""
 
     __slots__ = ("is_wanted", "versions")
 
     def __init__(self) -> None:
         self.versions = set[int]()
         self.is_wanted = True
-        """Afterwards, a task that began in the context may still run, for as long as the process does."""
+        """False once the function has returned: tasks that it began may go on, and their commits must not add up."""
 
 
 _noted: Final[ContextVar[_Notes | None]] = ContextVar("keyloft_own_commits", default=None)
@@ -22,9 +22,9 @@ _noted: Final[ContextVar[_Notes | None]] = ContextVar("keyloft_own_commits", def
 
 @contextmanager
 def own_commits() -> Iterator[set[int]]:
-    """Yields a set that gets the versions of the commits made in this context, and in tasks that begin in it.
+    """Yields a set, to which the version of each commit is added that is made within the block.
 
-    Commits that such tasks make later are not noted.
+    Commits of tasks that begin within the block count, but only until it ends.
     """
     outer, notes = _noted.get(), _Notes()
     _noted.set(notes)
@@ -38,6 +38,6 @@ def own_commits() -> Iterator[set[int]]:
 
 
 def note_commit(version: int) -> None:
-    """Note a commit, if a function is called whose commits are wanted."""
+    """Note the version of a commit, if it is made within a block of `own_commits`."""
     if (notes := _noted.get()) is not None and notes.is_wanted:
         notes.versions.add(version)

@@ -358,7 +358,7 @@ class EventChannel:
                 changes.clear()  # the traceback of a cancelled task would keep them
 
     async def _until_read(self) -> None:
-        """Wait until a listener has read what was sent, and others that read as fast. Slower ones leave the channel."""
+        """Wait until one listener has read what was sent, and a moment longer. Slower ones then leave the channel."""
         reading = {asyncio.ensure_future(each.has_read(limits.HTTP_ANSWER_SECONDS)): each for each in self.listeners}
         try:
             if reading:

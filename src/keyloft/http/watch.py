@@ -78,7 +78,7 @@ class EventStream:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Notice within the block that the client hangs up; after it, the answer is complete."""
+        """A block in which it is noticed that the client hangs up. After the block, the answer is complete."""
         self._gone = asyncio.ensure_future(self._request.wait_for_end())
         try:
             yield
@@ -219,7 +219,7 @@ class ChannelTable:
                 await stream.begin()
             await stream.room()
             if not channel.join(listener, since, is_new=is_new):
-                stream.end()  # its client connects again, and gets another channel
+                stream.end()  # the client connects again, and gets another channel
             if self._beating is None:
                 self._beating = asyncio.create_task(self._beat(), name="keyloft http heartbeats")
             return await stream.until_end()

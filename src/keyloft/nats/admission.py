@@ -121,8 +121,10 @@ class Admission(InternalRequests):
         raise NotImplementedError
 
     def refuses(self, subject: bytes, reply: bytes, size: int) -> bool:
-        """Whether a large message is refused, of which only the size is known yet: because too much is waiting, or
-        because no message of its operation may be so large."""
+        """Whether to refuse a large message, of which only the beginning has arrived.
+
+        That is so if too much is waiting, or if no message of its operation may be as large as this one.
+        """
         counted = size + len(reply) + limits.REQUEST_BYTES
         owners = self._owners
         if (route := owners.routes.get(subject)) is None:
@@ -152,7 +154,7 @@ class Admission(InternalRequests):
             owner = self._owners.known.get(route.owner, self._owners.others)
             owner.waiting[-1].operation = TooLargeMessage(route.operation, size)
         elif isinstance(refused, Coroutine):
-            refused.close()  # it would let reading wait until replies are sent; the rest of the message takes longer
+            refused.close()  # the reader would await it, to slow down; the rest of the message slows it down enough
 
     def _is_refused_name(self, subject: bytes, size: int) -> bool:
         """Whether an unknown subject names an owner without a queue of its own, and the shared queue is full.

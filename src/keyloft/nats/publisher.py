@@ -105,9 +105,9 @@ class EventPublisher:
 
     @contextlib.asynccontextmanager
     async def beginning(self, row: bytes, owner: str, keys: Sequence[str] | None) -> AsyncIterator[None]:
-        """Store a lease within: this instance can publish for it, and its owner has room for it.
+        """A block in which a lease is stored: this instance can publish for it, and its owner has room for it.
 
-        The lease counts from before it is stored: otherwise, those that begin at the same time would exceed the bounds.
+        The lease counts from the beginning of the block: otherwise, leases that begin together would exceed the bounds.
 
         Raises:
             QuotaExceeded: Its owner has too many leases, or they watch too many keys.
@@ -136,7 +136,7 @@ class EventPublisher:
         try:
             yield
         finally:
-            if self._beginning.pop(row, None) is not None:  # it was not stored
+            if self._beginning.pop(row, None) is not None:  # the lease was not stored
                 self._uncount(owner, size)
 
     def know(self, row: bytes, lease: Lease, version: int) -> None:
@@ -206,7 +206,7 @@ class EventPublisher:
             await self._take_over(next_heartbeat)
             await self._tidy_up()
             if not self.leases and not self._wanted.is_set():
-                self._is_following.clear()  # who asks for a lease from now on waits for the next time
+                self._is_following.clear()  # requests for a lease wait from now on, until `_follow` runs again
                 await self.instance.leave()
                 await self._tidy_up()
                 return

@@ -118,7 +118,7 @@ class ServiceStream(Call):
                 [since] = await streams.engine.read(Latest())
             else:
                 await streams.engine.read(Changes(LogPosition(since)))  # raises HistoryGone
-            if not self._has_ended:  # the client may be gone by now, or the service may end
+            if not self._has_ended:  # meanwhile, the client may have gone, or the service may have begun to end
                 asks = streams.watchable.asks(content.names, content.prefix, content.keys)
                 self._wanted = content
                 self._changes = ChangeReader(streams.engine.follow(*asks, woken=self._woken.set, since=since), since)

@@ -159,7 +159,8 @@ class QueueGroup:
                 return self._compare(store, services or [])
             except AnotherStore:
                 if await self._store() == store:
-                    raise  # else a restore has replaced the store meanwhile, and members have answered with the new id
+                    raise
+                # A restore has replaced the store meanwhile, and members have answered with the new id.
 
     def _compare(self, store: str, services: Sequence[Member]) -> None:
         for name, prefixes in self._served.items():

@@ -88,8 +88,9 @@ class Settled(Struct, frozen=True):
     """The earliest expiry that the group gives to an entry, also if a later batch of the group changes it again."""
     valid_from: int = 0
     valid_until: int = LAST_MOMENT + 1
-    """If the time of the commit was not known: from when on, and before when, a commit's time does not change what was
-    decided. At other times, an entry has expired that had not, or the other way round."""
+    """Of a group that was settled before the time of its commit was known: the decisions hold for a time from
+    `valid_from` on and before `valid_until`. At any other time, an expiry that lay ahead has passed, or the other way
+    round."""
 
 
 def deciding(group: Iterable[Batch]) -> dict[Address, bool]:

@@ -91,8 +91,9 @@ class FollowedLog(LogFollowingWatch[LoggedChange]):
 
 
 def _may_have_expired(change: LoggedChange, expired_to: int) -> bool:
-    """Whether the entry may have expired unnoticed: its commit was seen only after expiries up to a later moment were.
+    """Whether the entry may have expired unnoticed: expiries up to a later moment were read before its commit was seen.
 
-    A commit takes its time before it syncs. If its process is slow or stopped then, its entries may expire first.
+    The time of a commit is fixed before it syncs. If its process is slow or stopped in between, an entry may expire
+    before anyone sees it.
     """
     return change.at < expired_to and change.kind in (ChangeKind.PUT, ChangeKind.TOUCH)

@@ -366,7 +366,8 @@ class LogFollowingWatch(EngineWatch[T]):
         # The rest of the last version may be in the next slice.
         self.reported_to = portion.up_to if piece.is_last else max(self.reported_to or 0, portion.up_to - 1)
         if self._started_at is None:
-            # The feed may already dispatch changes that `start` would leave out: it wakes this watch to read them.
+            # If it took changes from the feed now, `start` would drop those up to the version at which it starts.
+            # So it goes on reading the log, and `start` wakes it.
             if piece.is_last and backlog.has_read_expiries and not changes:
                 self._woken.clear()
             return changes
