@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 import keyloft
-from keyloft import limits
+from keyloft import admin, limits
 from keyloft.clock import SystemClock
 
 from .children import child
@@ -185,6 +185,25 @@ async def test_write_to_a_file_that_was_removed_or_replaced_is_never_acknowledge
             await kv.set(("k",), 2)
         async with asyncio.timeout(60):
             await kv.aclose()
+
+
+async def test_a_file_with_two_names_is_refused_under_both(tmp_path: Path) -> None:
+    """Under each name SQLite would use a write-ahead log of its own, and one would overwrite what the other holds."""
+    path, link = tmp_path / "app.db", tmp_path / "link.db"
+    async with keyloft.open(path) as kv:
+        await kv.set(("k",), 1)
+    link.hardlink_to(path)
+    for name in (path, link):
+        for wanted in (name, f"sqlite:///{name}?mode=ro"):
+            with pytest.raises(keyloft.CannotOpen, match="2 names"):
+                await keyloft.open(wanted)
+            with pytest.raises(keyloft.CannotOpen, match="2 names"):
+                await asyncio.to_thread(keyloft.open_sync, wanted)
+        with pytest.raises(keyloft.CannotOpen, match="2 names"):
+            await admin.check(name)
+    link.unlink()
+    async with keyloft.open(path) as kv:
+        assert (await kv.get(("k",))).value == 1
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -60,6 +61,7 @@ class SqliteFile(Struct, frozen=True):
             raise errors.opened_read_only(self.path)
         if not self.in_memory and self.vfs is None:
             create_private(self.path)
+        self._check_has_one_name()
         connection = self._connect()
         try:
             with self.explained(connection):
@@ -129,6 +131,21 @@ class SqliteFile(Struct, frozen=True):
                     "writes it or was killed; open and close it once where it can be written"
                 )
 
+    def _check_has_one_name(self) -> None:
+        """Refuse a file with hard links: under each name, SQLite would use another write-ahead log."""
+        if self.in_memory or self.immutable:
+            return
+        try:
+            found = Path(self.path).stat()
+        except OSError:  # SQLite's error says more
+            return
+        if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
+            raise CannotOpen(
+                f"{self.path} has {found.st_nlink} names (hard links). SQLite keeps the newest writes in a file "
+                "named like the database, so what is written under one name would be missing or lost under another: "
+                "remove the other names, which `find … -samefile` shows, or open a copy"
+            )
+
     def check_schema(self) -> None:
         """Check that the file is Keyloft's, without writing anything.
 
@@ -137,6 +154,7 @@ class SqliteFile(Struct, frozen=True):
         """
         if not os.access(self.path, os.F_OK):
             raise CannotOpen(f"there is no file {self.path}, or its folder may not be entered")
+        self._check_has_one_name()
         with self.explained(), closing(self.open_reader()) as connection:
             revision = self._revision(connection)
         if revision is None:
