@@ -14,6 +14,7 @@ import asyncpg  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
 import keyloft
+from keyloft import limits
 from keyloft.core.keys import encode
 from keyloft.core.records import Batch, Check, Committed, Conflict, Get, Set, Space, Sum
 from keyloft.core.values import Encoding, unpack_counter
@@ -242,6 +243,56 @@ async def test_batches_that_share_a_key_keep_their_order_behind_a_locked_row_and
                 await asyncio.sleep(0.01)
         assert isinstance(done["checks it"], Conflict)
         assert done["locked"].version < done["shares a key"].version
+
+
+async def test_long_batches_pass_those_that_wait_for_a_locked_row_and_others_pass_long_ones(postgres_url: str) -> None:
+    def put(*keys: bytes) -> Batch:
+        return Batch(tuple([Set(A, key, b"1", Encoding.JSON) for key in keys]))
+
+    def long(name: bytes, *keys: bytes) -> Batch:
+        return put(*keys, *[b"%s %d" % (name, number) for number in range(limits.LONG_BATCH_OPERATIONS)])
+
+    async with engines(postgres_url) as [engine]:
+        await engine.commit(put(b"locked"))
+        rival = await asyncpg.connect(postgres_url)
+        await rival.execute(f"BEGIN; UPDATE keyloft_tuples SET value = value WHERE key = '\\x{b'locked'.hex()}'")
+        done: dict[str, Any] = {}
+
+        def submit(name: str, batch: Batch) -> None:
+            engine.submit(batch, lambda verdict: done.__setitem__(name, verdict))
+
+        submit("locked", put(b"locked"))
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        await engine.commit(long(b"free"))
+        submit("long", long(b"waits", b"locked", b"shared"))
+        submit("shares a key", long(b"waits, too", b"shared"))
+        submit("shares a key, too", put(b"shared"))
+        for number in range(20):
+            await engine.commit(put(b"free %d" % number))
+        await engine.commit(long(b"free"))
+        assert time.monotonic() - began < LONGEST_WAIT_SECONDS
+        assert not done
+        await rival.execute("ROLLBACK")
+        await rival.close()
+        async with asyncio.timeout(60):
+            while len(done) < 4:
+                await asyncio.sleep(0.01)
+        versions = [done[name].version for name in ("locked", "long", "shares a key", "shares a key, too")]
+        assert versions == sorted(versions)
+
+
+async def test_a_write_that_has_waited_for_a_locked_row_until_its_end_says_so(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "POSTGRES_LOCKED_PAUSES", (0.05, 0.05))
+    async with keyloft.open(postgres_url, patience=2) as kv:
+        await kv.set(("locked",), 0)
+        rival = await asyncpg.connect(postgres_url)
+        await rival.execute("BEGIN; UPDATE keyloft_tuples SET value = value")
+        with pytest.raises(keyloft.Busy, match="another client holds a lock"):
+            await kv.set(("locked",), 1)
+        await rival.close()
 
 
 async def test_a_locked_row_of_one_plugin_delays_no_other_plugin(postgres_url: str) -> None:

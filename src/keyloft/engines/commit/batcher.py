@@ -42,6 +42,8 @@ class QueuedBatch(Struct, eq=False):
     done: Callable[[Verdict], None] | None = None
     is_in_group: bool = False
     is_withdrawn: bool = False
+    was_held_back: bool = False
+    """Whether an earlier group has left it undecided, because it has to wait for another client's lock."""
 
     def withdraw(self) -> bool:
         self.is_withdrawn = not self.is_in_group
@@ -160,7 +162,7 @@ class Batcher:
             first += 1
             future = queued.future
             if verdict is None:
-                queued.is_in_group = False
+                queued.is_in_group, queued.was_held_back = False, True
                 again.append(queued)
             elif future is not None and type(verdict) is Committed and not future.done():
                 future.set_result(verdict)  # the common case, without a call
@@ -211,7 +213,7 @@ class Batcher:
             return  # a call that seemed lost was only late: another one has started a group meanwhile
         group: list[Batch] = []
         operations = size = 0
-        has_long = False
+        has_long = has_others = False
         while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             queued = self._waiting[0]
             if isinstance(queued, QueuedBatches):
@@ -227,8 +229,10 @@ class Batcher:
                 continue
             batch = queued.batch
             more = len(batch.checks) + len(batch.mutations)
-            # A long batch (`is_long`, without a call) is a group of its own.
-            if group and (has_long or more > limits.LONG_BATCH_OPERATIONS):
+            # A long batch (`is_long`, without a call) is a group of its own. Batches that were held back are in each
+            # group: they delay no others, and the engine keeps the order of those that share a key.
+            was_held_back = queued.was_held_back
+            if not was_held_back and (has_long or (has_others and more > limits.LONG_BATCH_OPERATIONS)):
                 break
             self._waiting.popleft()
             # A cancelled future withdraws its batch, too.
@@ -236,6 +240,9 @@ class Batcher:
                 group.append(batch)
                 queued.is_in_group = True
                 self._current.append(queued)
+                if was_held_back:
+                    continue
+                has_others = True
                 operations += more
                 has_long = more > limits.LONG_BATCH_OPERATIONS
                 if operations < limits.GROUP_OPERATIONS:  # else the group is full, and summing a long batch takes long

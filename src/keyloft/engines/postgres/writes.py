@@ -7,6 +7,7 @@ processes happen one after the other, and their versions grow in that order.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from itertools import groupby
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from keyloft import limits
 from keyloft.core.engine import Verdict
 from keyloft.core.records import Address, Batch, Space
 from keyloft.engines.change_log import KeptHistory
+from keyloft.engines.commit.long_batches import is_long
 from keyloft.engines.commit.outcomes import Outcome, failed, joined
 from keyloft.engines.postgres import by_locking, log, setup
 from keyloft.engines.postgres.attempts import CommitAttempt, CommitWay, LostRace, written_keys
@@ -127,6 +129,8 @@ class PostgresWriter:
 
     async def _decide(self, group: list[Batch], arrived: Sequence[float], *, waits: bool = False) -> Outcome:
         """Decide a group whose batches meet no lock that is known; with `waits`, one that has met a lock before."""
+        if len(group) > 1 and any(map(is_long, group)):
+            return await self._decide_apart(group, arrived, waits=waits)
         try:
             return await self._commit_until(group, arrived[0] + self._server.patience, waits=waits)
         except _RowsLocked as lock:
@@ -156,6 +160,23 @@ class PostgresWriter:
         if isinstance(failure, _FAILS_WHOLE_GROUP) or len(group) == 1:
             return failed(group, failure, self._last_version)
         return await self._decide_each(group, arrived)
+
+    async def _decide_apart(self, group: list[Batch], arrived: Sequence[float], *, waits: bool) -> Outcome:
+        """Decide a group with long batches: each of them alone, in the order of the group."""
+        outcomes: list[Outcome] = []
+        positions: list[int] = []
+        for _, run in groupby(range(len(group)), key=lambda at: at if is_long(group[at]) else -1):
+            some = list(run)
+            # An earlier one may have met a lock.
+            held = self._locked_rows.waits(group[: some[-1] + 1])
+            if rest := [at for at in some if held[at]]:
+                outcomes.append(self._later([arrived[at] for at in rest]))
+            if free := [at for at in some if not held[at]]:
+                outcomes.append(
+                    await self._decide([group[at] for at in free], [arrived[at] for at in free], waits=waits)
+                )
+            positions += [*rest, *free]
+        return _in_order(outcomes, positions)
 
     async def _without_locked(
         self,
@@ -194,9 +215,14 @@ class PostgresWriter:
 
     def _later(self, moments: Sequence[float]) -> Outcome:
         """Let batches join a later group, if they still have time."""
-        message = f"{self._server.name}: another client holds a lock; nothing was written: try again"
-        verdicts: list[Verdict | None] = [None if self._has_time(moment) else Busy(message) for moment in moments]
+        verdicts: list[Verdict | None] = [
+            None if self._has_time(moment) else Busy(self._locked_message) for moment in moments
+        ]
         return Outcome(verdicts, self._last_version, self._last_version)
+
+    @property
+    def _locked_message(self) -> str:
+        return f"{self._server.name}: another client holds a lock; nothing was written: try again"
 
     def _has_time(self, moment: float) -> bool:
         return asyncio.get_running_loop().time() < moment + 0.75 * self._server.patience
@@ -221,7 +247,8 @@ class PostgresWriter:
         while True:
             if loop.time() >= deadline - reserve - self._server.lock_seconds:
                 waited = loop.time() - deadline + self._server.patience
-                raise self._server.unreachable(waited, failure or self._last_failure)
+                failure = failure or self._last_failure or (Busy(self._locked_message) if waits else None)
+                raise self._server.unreachable(waited, failure)
             attempt = self.attempt = CommitAttempt(group)
             way = self._way(lost)
             try:
