@@ -394,7 +394,7 @@ class CannotOpen(DatabaseError, code="CANNOT_OPEN"):
 
 
 class NotADatabase(DatabaseError, code="NOT_A_DATABASE"):
-    """The file exists and is not an SQLite database."""
+    """The file is not an SQLite database, or the URL of a server names a place without a store."""
 
 
 class SchemaTooNew(DatabaseError, code="SCHEMA_TOO_NEW"):

@@ -26,8 +26,9 @@ def succeed(run: Keyloft, *arguments: str) -> str:
 
 def test_an_operator_saves_checks_moves_and_restores_a_store(run: Keyloft, etcd_url: str, tmp_path: Path) -> None:
     for command in ("stats", "export", "check"):
-        code, _, stderr = run(command)
-        assert (code, "there is no store of Keyloft at this prefix" in stderr) == (1, True), (command, stderr)
+        code, stdout, stderr = run(command)
+        said = stdout + stderr  # check lists what it has found
+        assert (code, "there is no store of Keyloft at this prefix" in said) == (1, True), (command, said)
     succeed(run, "set", "users/alice", '{"name": "Alice"}')
     succeed(run, "set", "users/bob", "2", "--expire-in", "3600")
     exported = succeed(run, "export")
@@ -43,6 +44,9 @@ def test_an_operator_saves_checks_moves_and_restores_a_store(run: Keyloft, etcd_
     assert (code, "would be lost" in stderr) == (2, True)
     succeed(run, "restore", backup, "--replace", "--yes")
     assert json.loads(succeed(run, "get", "users/alice")) == {"name": "Alice"}
+    fresh = ("--database", f"{etcd_url}-fresh")  # as in a new cluster, after the old one was lost
+    succeed(run, "restore", backup, *fresh)
+    assert json.loads(succeed(run, "get", "users/alice", *fresh)) == {"name": "Alice"}
     succeed(run, "compact")
     assert succeed(run, "check") == "[]\n"
     assert succeed(run, "changes") == ""  # a restored store has no history yet

@@ -8,7 +8,7 @@ from keyloft.engines import change_log
 from keyloft.engines.etcd import layout, transactions
 from keyloft.engines.etcd.layout import StoreState
 from keyloft.engines.etcd.views import RevisionViews
-from keyloft.errors import CannotOpen
+from keyloft.errors import NotADatabase
 
 
 async def make_store(views: RevisionViews) -> None:
@@ -34,12 +34,12 @@ async def check_store(views: RevisionViews) -> None:
     """Check that there is a store at the prefix, and that it can be used.
 
     Raises:
-        CannotOpen: There is none.
+        NotADatabase: There is none.
         DatabaseError: It can't be used; the message says why.
     """
     cluster, keys = views.cluster, views.keys
     await cluster.check_members()
     reply = await cluster.ask("Txn", transactions.transaction((), [transactions.read(keys.counter)]))
     if not transactions.replies(reply)[0].kvs:
-        raise CannotOpen(f"{cluster.name}: there is no store of Keyloft at this prefix")
+        raise NotADatabase(f"{cluster.name}: there is no store of Keyloft at this prefix")
     await views.fetch()
