@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keyloft import Unreachable, limits
+from keyloft import Unreachable, admin, limits
 from keyloft.core.engine import Engine
 from keyloft.core.records import Batch, Change, Committed, Get, Scan, Set, Space, Sum
 from keyloft.core.urls import DatabaseUrl
@@ -32,6 +32,11 @@ def nodes(server_folder: Path) -> Iterator[list[Node]]:
         yield nodes
         for node in nodes:
             node.stop()
+
+
+def size_of(node: Node) -> int:
+    """How many bytes the file of a member has."""
+    return int(json.loads(node.request("/v3/maintenance/status", {}))["dbSize"])
 
 
 async def leader_of(nodes: list[Node]) -> Node:
@@ -144,6 +149,20 @@ async def test_a_leader_that_is_killed_and_replaced_costs_nothing_that_was_ackno
             while nodes[2].client not in endpoints_known_to(engine):  # it has joined while they ran
                 await asyncio.sleep(0.01)
             await engine.aclose()
+
+
+async def test_a_compaction_passes_over_a_member_that_is_away_and_names_it(nodes: list[Node]) -> None:
+    url = url_of(nodes, "app")
+    engine = await open_engine(url)
+    for number in range(20):
+        await engine.commit(Batch((Set(A, b"k", b"%d" % number * 100_000, Encoding.BYTES),)))
+    await engine.aclose()
+    while (before := size_of(nodes[2])) < 1_000_000:  # its file grows a moment later
+        await asyncio.sleep(0.01)
+    nodes[0].kill()  # the first one of the URL
+    with pytest.raises(Unreachable, match=f"has been compacted, but these members did not answer.*{nodes[0].client}"):
+        await admin.compact(url)
+    assert size_of(nodes[2]) < before / 2
 
 
 async def test_a_cluster_that_is_away_is_named_and_served_again(nodes: list[Node]) -> None:

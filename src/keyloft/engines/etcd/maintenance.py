@@ -13,13 +13,13 @@ from keyloft.core.slices import by_weight
 from keyloft.engines import change_log, loading
 from keyloft.engines.etcd import large_values, messages, setup, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
-from keyloft.engines.etcd.errors import Failure, explain, is_compacted
+from keyloft.engines.etcd.errors import Failure, details, explain, is_compacted, is_lost
 from keyloft.engines.etcd.layout import FORMAT, KeyLayout, after_folder, generation_of, raw, store_prefix
 from keyloft.engines.etcd.loads import CommittedLoad, GenerationLoad
 from keyloft.engines.etcd.snapshots import EtcdSnapshot, explained
 from keyloft.engines.etcd.views import RevisionView, RevisionViews
 from keyloft.engines.sqlite.maintenance import save_as_file
-from keyloft.errors import Busy
+from keyloft.errors import Busy, Unreachable
 
 _ROW_BYTES: Final = 160
 """About how many bytes a row takes in a commit besides key and value: its head, its expiry, its change in the log."""
@@ -155,6 +155,9 @@ class EtcdMaintenance:
         """Remove what nothing refers to, then old revisions, and let each member give the space back.
 
         Revisions belong to the whole cluster: another program that reads old revisions of its own keys loses them, too.
+
+        Raises:
+            Unreachable: Some members did not answer; all others have been compacted.
         """
         view = await self._view()
         await explained(view, large_values.sweep(view))
@@ -163,12 +166,18 @@ class EtcdMaintenance:
         notes = [view.keys.written_range, *view.keys.former_written_ranges]
         removals = [transactions.delete(*found) for found in notes]
         await self._cluster.ask("Txn", transactions.transaction((), removals))
+        silent: list[str] = []
         try:
             await self._forget_revisions(view.revision)
             for member in self._cluster.members:  # one after the other: a member does not answer meanwhile
-                await self._cluster.call(
-                    "Defragment", messages.DefragmentRequest(), limits.ETCD_COMPACT_SECONDS, member
-                )
+                try:
+                    await self._cluster.call(
+                        "Defragment", messages.DefragmentRequest(), limits.ETCD_COMPACT_SECONDS, member
+                    )
+                except Failure as error:
+                    if not is_lost(error):
+                        raise
+                    silent.append(f"{member.endpoint} ({details(error)})")
             # If space is still missing, the next write raises the alarm again.
             for alarm in await self._alarms():
                 if alarm.alarm == messages.NOSPACE:
@@ -178,6 +187,11 @@ class EtcdMaintenance:
                     await self._cluster.call("Alarm", lifted, limits.ETCD_TRY_SECONDS)
         except Failure as error:
             raise explain(self._cluster.name, error) from error
+        if silent:
+            raise Unreachable(
+                f"{self._cluster.name} has been compacted, but these members did not answer, and have not given their "
+                f"space back: {', '.join(silent)}; compact again once they run"
+            )
 
     async def _forget_revisions(self, revision: int) -> None:
         compaction = messages.CompactionRequest(revision=revision, physical=True)
