@@ -107,12 +107,28 @@ async def test_a_server_that_no_trusted_authority_vouches_for_is_not_used(guarde
     node, options = guarded
     ca, _ = options.split("&", 1)
     elsewhere = node.client.replace("127.0.0.1", "localhost")  # the certificate does not have this name
-    for url in (f"{node.client}/app?tls=true", f"{node.client}/app?{ca}", f"{elsewhere}/app?{options}"):
-        with pytest.raises(Unreachable):
-            await keyloft.open(f"{LOGIN}{url}", patience=0.2)
+    with pytest.raises(Unreachable):
+        await keyloft.open(f"{LOGIN}{elsewhere}/app?{options}", patience=0.2)
+    for wrong in ("tls=true", ca, f"{options}&server_name=other.example"):
+        with pytest.raises(Unreachable, match="no TLS connection was made: check ca, cert, key and server_name"):
+            await keyloft.open(f"{LOGIN}{node.client}/app?{wrong}", patience=0.2)
+    with pytest.raises(Unreachable, match="if they use TLS, the URL needs tls=true"):
+        await keyloft.open(f"{LOGIN}{node.client}/app", patience=0.2)
     await (await keyloft.open(f"{LOGIN}{elsewhere}/app?{options}&server_name=etcd.example")).aclose()
     with pytest.raises(CannotOpen, match="ca=/nowhere can't be read"):
         await keyloft.open(f"etcd://{node.client}/app?ca=/nowhere")
+
+
+async def test_files_that_hold_no_certificate_are_named_at_once(guarded: tuple[Node, str]) -> None:
+    node, options = guarded
+    ca, _, key = [option.partition("=")[2] for option in options.split("&")]
+    for wrong, expected in (
+        (f"ca={key}", f"ca={key} holds no certificates"),
+        (f"ca={ca}&cert={key}&key={key}", f"cert={key} and key={key} are not a certificate and its private key"),
+        (f"ca={ca}&cert={ca}&key={key}", f"cert={ca} and key={key} are not a certificate and its private key"),
+    ):
+        with pytest.raises(CannotOpen, match=expected):
+            await keyloft.open(f"{LOGIN}{node.client}/app?{wrong}")
 
 
 def test_releases_that_can_lose_data_are_refused_by_name() -> None:

@@ -173,6 +173,10 @@ async def test_a_cluster_that_is_away_is_named_and_served_again(nodes: list[Node
         node.kill()
     with pytest.raises(Unreachable, match="more than half of its members"):
         await engine.read(Get(A, b"k"))
+    with pytest.raises(
+        Unreachable, match=f"answer by themselves: {nodes[0].client}, and these don't: {nodes[1].client}"
+    ):
+        await inspect_database(url_of(nodes, "app"), patience=1)
     nodes[1].start(nodes)
     await asyncio.to_thread(nodes[1].wait_until_ready)
     inspection = await inspect_database(url_of(nodes, "app"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -234,8 +235,10 @@ class EtcdCluster:
         async def status(member: EtcdMember) -> Any:
             try:
                 metadata = await self.metadata(member, limits.ETCD_TRY_SECONDS)
+                # A member that knows no leader has a status, too.
+                login = [pair for pair in metadata if pair is not _WITH_LEADER]
                 return await member.calls["Status"](
-                    messages.StatusRequest(), timeout=limits.ETCD_TRY_SECONDS, metadata=metadata
+                    messages.StatusRequest(), timeout=limits.ETCD_TRY_SECONDS, metadata=login
                 )
             except Failure as error:
                 self.failed(member, error)
@@ -278,6 +281,24 @@ def _credentials(address: EtcdAddress) -> Any:
         except OSError as error:
             raise CannotOpen(f"{address.name}: {option}={file} can't be read: {error.strerror}") from None
 
-    return grpc.ssl_channel_credentials(
-        content("ca", address.ca), content("key", address.key), content("cert", address.cert)
-    )
+    contents = content("ca", address.ca), content("key", address.key), content("cert", address.cert)
+    _check_certificates(address)
+    return grpc.ssl_channel_credentials(*contents)
+
+
+def _check_certificates(address: EtcdAddress) -> None:
+    """Refuse files that gRPC can't use: it would only say that no member can be connected to."""
+    trial = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if address.ca is not None:
+        try:
+            trial.load_verify_locations(address.ca)
+        except ssl.SSLError:
+            raise CannotOpen(f"{address.name}: ca={address.ca} holds no certificates in PEM form") from None
+    if address.cert is not None:
+        try:
+            trial.load_cert_chain(address.cert, address.key, password="")
+        except ssl.SSLError:
+            raise CannotOpen(
+                f"{address.name}: cert={address.cert} and key={address.key} are not a certificate and its private "
+                "key, both in PEM form, the key without a password"
+            ) from None

@@ -19,6 +19,11 @@ _LOST: Final = (
     _Code.ABORTED,
 )
 
+# In gRPC's details, if the two sides don't agree on TLS. A member that refuses a client's certificate breaks off after
+# the handshake: «Unwrap failed».
+_TLS_FAILED: Final = ("handshake", "Handshake", "Verification Check failed", "Unwrap failed")
+_CLOSED: Final = "Socket closed"
+
 
 def details(error: Any) -> str:
     """What the server, or gRPC, says; it quotes neither keys nor values."""
@@ -63,8 +68,16 @@ def of_another_cluster(endpoint: str) -> Any:
 
 def unreachable(name: str, last: Any = None) -> Unreachable:
     """The error for a call that no member has answered in time."""
-    said = f" ({details(last)})" if last is not None else ""
-    return Unreachable(f"{name} does not answer{said}: more than half of its members must run and reach each other")
+    said = "" if last is None else details(last)
+    advice = "more than half of its members must run and reach each other"
+    if any(sign in said for sign in _TLS_FAILED):
+        advice = (
+            "no TLS connection was made: check ca, cert, key and server_name in the URL, the names and dates of the "
+            "certificates, and whether the members use TLS"
+        )
+    elif _CLOSED in said:
+        advice += "; if they use TLS, the URL needs tls=true or ca=FILE"
+    return Unreachable(f"{name} does not answer{f' ({said})' if said else ''}: {advice}")
 
 
 def commit_unknown(name: str) -> CommitUnknown:

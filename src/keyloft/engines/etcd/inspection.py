@@ -7,6 +7,7 @@ from keyloft.engines.etcd import messages, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
 from keyloft.engines.etcd.layout import FORMAT, counter_key, unpack_state
 from keyloft.engines.inspection import Inspection
+from keyloft.errors import Unreachable
 
 _SAFE_MEMBERS: Final = 3
 _RAISE_QUOTA: Final = "run `keyloft compact`; raise --quota-backend-bytes if that frees too little"
@@ -27,7 +28,10 @@ async def inspect(address: EtcdAddress, patience: float) -> Inspection:
 
 async def _inspect(cluster: EtcdCluster) -> Inspection:
     read = transactions.transaction((), [transactions.read(counter_key(cluster.address.prefix))])
-    [reply] = transactions.replies(await cluster.ask("Txn", read))
+    try:
+        [reply] = transactions.replies(await cluster.ask("Txn", read))
+    except Unreachable as error:
+        raise await _with_members(cluster, error) from None
     counter = unpack_state(cluster.name, reply.kvs[0].value) if reply.kvs else None
     await cluster.check_members()
     statuses = await cluster.statuses()
@@ -51,6 +55,16 @@ async def _inspect(cluster: EtcdCluster) -> Inspection:
         obstacles=tuple(obstacles),
         doubts=tuple(await _doubts(cluster, list(statuses))),
     )
+
+
+async def _with_members(cluster: EtcdCluster, error: Unreachable) -> Unreachable:
+    """The error of a cluster that does not answer, with the members that do by themselves, and those that don't."""
+    answering = list(await cluster.statuses())
+    silent = [member.endpoint for member in cluster.members if member.endpoint not in answering]
+    if not answering:
+        return Unreachable(f"{error}; none of its members answers")
+    without = f", and these don't: {', '.join(silent)}" if silent else ""
+    return Unreachable(f"{error}; these members answer by themselves: {', '.join(answering)}{without}")
 
 
 async def _doubts(cluster: EtcdCluster, answering: list[str]) -> list[tuple[str, str]]:
