@@ -95,6 +95,12 @@ SPELLINGS: dict[Any, Any] = {
     ),
     "postgresql://127.0.0.1:1/app?reads=anywhere": Refused(InvalidArgument, 'reads: expected "primary" or "standby"'),
     "postgresql://127.0.0.1:1/app?max_lag=soon": Refused(InvalidArgument, "max_lag: expected a number of seconds"),
+    "postgresql://::1/app": Refused(InvalidArgument, "IPv6 address is written between brackets"),
+    "etcd://::1/app": Refused(InvalidArgument, "IPv6 address is written between brackets"),
+    "etcd://host:/app": Refused(InvalidArgument, "its port.*in the URL of a server"),
+    # As of a variable that is not set: without TLS, everyone on the way could read the password.
+    f"etcd://me:{SECRET}@a/app?ca=": Refused(InvalidArgument, "ca=: this option is empty"),
+    "https://host?ca=": Refused(InvalidArgument, "ca=: this option is empty"),
     "": Refused(InvalidArgument, "path or a URL; leave it out"),
     b"x.db": Refused(InvalidArgument, "path or a URL"),
     5: Refused(InvalidArgument, "path or a URL"),

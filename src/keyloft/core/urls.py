@@ -50,8 +50,8 @@ _LOGIN: Final = re.compile(
     r".*://|(?!/[^/]|\.{1,2}/|~)(?:[^@]*(?::[^@]*@|@[^@]*:)|.*\b(?:password|pwd|dbname|host)\s*=)", re.I | re.S
 )
 _ESCAPE: Final = (
-    "in a PostgreSQL URL, every character of a user, password or database that is neither a letter nor a digit is "
-    "percent-encoded: @ is %40, / is %2F, : is %3A, # is %23, ? is %3F"
+    "in the URL of a server, every character of a user, password, database or prefix that is neither a letter nor a "
+    "digit is percent-encoded: @ is %40, / is %2F, : is %3A, # is %23, ? is %3F"
 )
 _OWN_OPTIONS: Final = re.compile(r"(?<=[?&])(?:reads|max_lag)=[^&]*&?")
 _SQLITE_OPTIONS: Final = ("mode=ro", "immutable=1")
@@ -355,18 +355,25 @@ def _split(url: str) -> SplitResult:
     return urlsplit(f"{scheme}://{rest.removeprefix(hosts)}")._replace(netloc=hosts)
 
 
+def _refuse_empty(scheme: str, options: Mapping[str, str]) -> None:
+    """Refuse empty options: ?ca=$CA, with a variable that is not set, must not turn TLS off."""
+    if empty := [name for name in options if not options[name]]:
+        raise InvalidArgument(f"{scheme}://…?{empty[0]}=: this option is empty: give it a value, or leave it out")
+
+
 def _parse_etcd(rest: str) -> DatabaseUrl:
     try:
         parts = _split(f"etcd://{rest}")
-        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True)) if parts.query else {}
     except ValueError:
         raise InvalidArgument(f"{_ETCD_USE}, and options follow it as ?name=value&name=value") from None
     login, _, place = parts.netloc.rpartition("@")
     if parts.fragment or any("@" in text for text in (login, parts.path, parts.query)):
-        raise InvalidArgument(_ESCAPE.replace("a PostgreSQL", "an etcd").replace("database", "prefix"))
+        raise InvalidArgument(_ESCAPE)
     if wrong := [name for name in options if name not in _ETCD_OPTIONS]:
         named = f"there is no option {wrong[0]}" if wrong[0].isidentifier() else "an option is unknown"
         raise InvalidArgument(f"etcd://…?…: {named}; an etcd URL takes {', '.join(_ETCD_OPTIONS)}")
+    _refuse_empty("etcd", options)
     tls = options.pop("tls", "true" if options else "false")
     if tls not in ("true", "false") or (options and tls == "false"):
         raise InvalidArgument("etcd://…?tls=…: expected true or false; ca, cert, key and server_name need TLS")
@@ -393,7 +400,7 @@ def _parse_etcd(rest: str) -> DatabaseUrl:
 def _parse_http(scheme: str, rest: str) -> DatabaseUrl:
     try:
         parts = _split(f"{scheme}://{rest}")
-        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True)) if parts.query else {}
     except ValueError:
         raise InvalidArgument(_HTTP_USE) from None
     if parts.fragment or "@" in rest:
@@ -403,6 +410,7 @@ def _parse_http(scheme: str, rest: str) -> DatabaseUrl:
     if wrong := [name for name in options if name != "ca" or scheme == "http"]:
         named = f"there is no option {wrong[0]}" if wrong[0].isidentifier() else "an option is unknown"
         raise InvalidArgument(f"{scheme}://…?…: {named}; an https URL takes ca=FILE alone, and an http URL nothing")
+    _refuse_empty(scheme, options)
     path, host = _HTTP_PATH.fullmatch(parts.path), _HTTP_HOST.fullmatch(parts.netloc)
     if path is None or host is None or int(host[1] or 0) > 65_535:
         raise InvalidArgument(_HTTP_USE)
@@ -430,6 +438,8 @@ def _host(host: str) -> dict[str, Any]:
     if not port.isdecimal() or not 0 < int(port) < 65536:
         # The host is not quoted: it may be the beginning of a password.
         raise InvalidArgument(f"a host is followed by a colon and its port, from 1 to 65535, or by nothing; {_ESCAPE}")
+    if ":" in name and not name.endswith("]"):
+        raise InvalidArgument("an IPv6 address is written between brackets, as in [::1]:5432")
     return {"host": name.strip("[]"), "port": int(port)}
 
 
