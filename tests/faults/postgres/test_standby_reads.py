@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import keyloft
-from keyloft import admin, limits
+from keyloft import ReadOnly, admin, limits
 from keyloft.core.health import HostHealth
 from keyloft.core.records import Ask, Get, Latest, Record, Space
 from keyloft.engines.postgres.reads import PointReads, PostgresReads
@@ -134,6 +134,15 @@ async def test_what_the_latest_version_has_is_read(stores: tuple[keyloft.Store, 
     version = await other.set(("k",), 1)
     assert await kv.engine.read(Latest()) == [version]
     assert (await kv.get(("k",))).value == 1
+
+
+async def test_the_only_host_of_a_url_answers_reads_though_it_is_a_standby(lagging: ReplicatedServers) -> None:
+    _, standby = lagging.nodes
+    async with keyloft.open(lagging.url(standby), reads="standby", patience=2) as kv:
+        assert not (await kv.get(("k",))).exists
+        assert [entry async for entry in kv.list(prefix=())] == []
+        with pytest.raises(ReadOnly):
+            await kv.set(("k",), 1)
 
 
 async def test_a_get_asks_a_standby_that_is_behind_once(

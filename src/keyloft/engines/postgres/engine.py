@@ -42,6 +42,8 @@ class PostgresEngine(ServerEngine[PostgresWriter]):
         Raises:
             DatabaseError: The database can't be used; the message says why.
         """
+        if not server.hosts.several:
+            max_lag = None  # there is no choice: the only host answers, also if it is a standby
         slot = Slot(server, server.table_seconds, commits=True)
 
         async def set_up() -> int:
@@ -54,7 +56,7 @@ class PostgresEngine(ServerEngine[PostgresWriter]):
 
         standby: HostState | None = None
         try:
-            if max_lag is not None and server.hosts.several:
+            if max_lag is not None:
                 await server.hosts.ask_all()
                 standby = server.hosts.standby_without_primary()
             now = None if standby is None else await _look_at(server, standby)
