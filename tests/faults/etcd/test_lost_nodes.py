@@ -151,6 +151,18 @@ async def test_a_leader_that_is_killed_and_replaced_costs_nothing_that_was_ackno
             await engine.aclose()
 
 
+async def test_a_commit_that_was_never_sent_is_known_not_to_be_made(nodes: list[Node]) -> None:
+    engine = await open_engine(url_of(nodes, "app"), patience=1)
+    await engine.commit(Batch((Set(A, b"k", b"1", Encoding.JSON),)))
+    for node in nodes:
+        node.kill()
+    with pytest.raises(Unreachable):
+        await engine.read(Get(A, b"k"))
+    with pytest.raises(Unreachable):
+        await engine.commit(Batch((Set(A, b"k", b"2", Encoding.JSON),)))
+    await engine.aclose()
+
+
 async def test_a_compaction_passes_over_a_member_that_is_away_and_names_it(nodes: list[Node]) -> None:
     url = url_of(nodes, "app")
     engine = await open_engine(url)

@@ -23,6 +23,7 @@ _LOST: Final = (
 # the handshake: «Unwrap failed».
 _TLS_FAILED: Final = ("handshake", "Handshake", "Verification Check failed", "Unwrap failed")
 _CLOSED: Final = "Socket closed"
+_NOT_CONNECTED: Final = "failed to connect to all addresses"
 
 
 def details(error: Any) -> str:
@@ -33,6 +34,11 @@ def details(error: Any) -> str:
 def is_lost(error: Any) -> bool:
     """Whether the request may have been carried out or not, and another member should be asked."""
     return error.code() in _LOST and not is_forbidden(error)
+
+
+def was_sent(error: Any) -> bool:
+    """Whether a request may have left this machine: gRPC says by its details alone that there was no connection."""
+    return not (error.code() is _Code.UNAVAILABLE and str(error.details()).startswith(_NOT_CONNECTED))
 
 
 def is_forbidden(error: Any) -> bool:

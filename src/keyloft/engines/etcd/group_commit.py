@@ -309,7 +309,7 @@ class GroupCommit:
         try:
             response = await self._cluster.call("Txn", request, self._seconds)
         except Failure as error:
-            if not errors.is_lost(error):
+            if not errors.is_lost(error) or not errors.was_sent(error):
                 self._lost.remove(attempt)
             raise
         self._lost.remove(attempt)
