@@ -167,7 +167,7 @@ async def asked(client: DatabaseClient, **fields: Any) -> dict[str, Any]:
     [
         ({"prefix": 5}, "prefix must be a string"),
         ({"keys": []}, "keys: expected an array of 1 to 1000 keys"),
-        ({"keys": ["a", ""]}, "key must be a non-empty string"),
+        ({"keys": ["a", ""]}, r"keys\[1\] must be a non-empty string"),
         ({"keys": ["a"], "prefix": "a"}, "prefix, keys: expected one of them, got both"),
         ({"since": -1}, "since: expected a version"),
         ({"since": "4"}, "since: expected a version"),

@@ -332,6 +332,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"action": "keep", "id": "0" * 24, "operations": [], "errorCode": "E", "error": "e", "attempts": 1},
         "operations: expected 1 to",
     ),
+    ("watch", {"prefix": 5}, "prefix: expected a string, the path within the project, got a number"),
+    ("watch", {"prefix": False}, "prefix: expected a string, the path within the project, got a boolean"),
+    ("watch", {"keys": ["a", None]}, "keys[1]: expected a string, the path within the project, got null"),
 ]
 
 

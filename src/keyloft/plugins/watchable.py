@@ -19,7 +19,8 @@ class WatchablePlugins:
         [plugin] = names
         if keys is None:
             return (rules.prefix_scan(plugin, prefix),)
-        return tuple([Get(Space.PLUGINS, (plugin, rules.key(key, "null"))) for key in keys])
+        found = [rules.key(key, "null", f"keys[{at}]") for at, key in enumerate(keys)]
+        return tuple([Get(Space.PLUGINS, (plugin, key)) for key in found])
 
     def key(self, key: PluginKey) -> str:
         return key[1]
