@@ -307,10 +307,17 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("restore", {"key": "a"}, "Missing required field: lastWriter"),
     ("locks", {"action": "steal"}, "action: expected list, acquire, renew or release"),
     ("locks", {"action": ["list"]}, "action: expected"),
+    ("locks", {"action": ""}, "action: expected list, acquire, renew or release"),
+    ("locks", {"action": False}, "action: expected list, acquire, renew or release, got a boolean"),
     ("locks", {"action": "renew", "key": "a", "fence": 1, "ttl_seconds": 1}, "did you mean ttlSeconds?"),
     ("locks", {"action": "renew", "key": "a", "fence": None, "ttlSeconds": 1}, "fence: expected"),
     ("locks", {"action": "renew", "key": "a", "fence": 1, "ttlSeconds": 0}, "ttlSeconds: expected"),
     ("locks", {"action": "release", "key": "a", "fence": True, "lastWriter": "w"}, "fence: expected"),
+    (
+        "locks",
+        {"action": "release", "key": "a", "fence": 1, "lastWriter": "w", "requestId": ""},
+        "requestId: expected a non-empty string",
+    ),
     (
         "locks",
         {"action": "acquire", "key": "a", "lastWriter": "w", "semantics": {"purpose": "cursor"}},
@@ -320,6 +327,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("dead_letters", {"action": "retry", "id": "x"}, "id: expected the id of a dead letter"),
     ("dead_letters", {"action": "retry", "id": "0" * 24, "expectedVersion": -1}, "expectedVersion: expected"),
     ("dead_letters", {"action": "drop"}, "Missing required field: id"),
+    ("dead_letters", {"action": ""}, "action: expected list, keep, retry or drop"),
     ("dead_letters", {"after": "../x"}, "after: expected the id of a dead letter"),
     ("dead_letters", {"ids": 1}, "ids: there is no such field"),
     (

@@ -166,7 +166,9 @@ def _lock_request(project: Project, action: str, fields: Mapping[str, Any], text
         rules.check_ttl(ttl, "ttlSeconds")
         return LockRenewal(key, fence, ttl)
     writer, request_id = rules.check_text(payloads.field(fields, "lastWriter"), "writer"), fields.get("requestId")
-    return LockRelease(key, fence, writer, request_id and rules.check_text(request_id, "request_id"))
+    if request_id is not None:
+        rules.check_text(request_id, "request_id")
+    return LockRelease(key, fence, writer, request_id)
 
 
 def _lock(key: str, fields: Mapping[str, Any], text: bytes) -> Intent:
@@ -226,7 +228,9 @@ def _read(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _action(fields: Mapping[str, Any], known: Mapping[str, Sequence[str]]) -> str:
-    action = fields.get("action") or "list"
+    action = fields.get("action")
+    if action is None:
+        action = "list"
     if not isinstance(action, str) or action not in known:
         *others, last = known
         raise wrong("action", f"{', '.join(others)} or {last}", action, str)
