@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 _AUDIT_KEY_BYTES: Final = 32
 
-DEAD_LETTER_GONE: Final = "letter: this dead letter is gone; another caller has retried or dropped it meanwhile"
+DEAD_LETTER_GONE: Final = "this dead letter is gone; another caller has retried or dropped it meanwhile"
 
 
 class Committer:
