@@ -14,12 +14,12 @@ from nats.errors import NoRespondersError
 import keyloft
 from keyloft import admin, limits
 from keyloft.core.engine import write
-from keyloft.core.records import Committed, Scan
+from keyloft.core.records import Committed, Latest, Scan
 from keyloft.errors import HistoryGone, InvalidArgument, NotPermitted, QuotaExceeded, WatchExpired
 from keyloft.nats import watch_operation
 from keyloft.nats.connection import Login, connect
 from keyloft.nats.events import EventMessage, decode, encode
-from keyloft.nats.leases import SPACE, LeaseRows, stored
+from keyloft.nats.leases import SPACE, LeaseRows, PublishedProgress, new_id, stored
 from keyloft.nats.remote_watch import RemoteWatch
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService, Event
 from keyloft.semantic import SemanticClient, Semantics, SemanticService, SemanticStore
@@ -338,6 +338,30 @@ async def test_a_service_goes_on_for_the_watches_of_its_predecessor(world: Watch
         await db.kv_set("trivia", "b", 1)
     async with world.service(), client:
         assert (await next_of(watch)).key == "b"
+
+
+async def test_what_a_dead_service_left_behind_costs_few_commits_once_there_are_no_watches(
+    world: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LEASE_CHECK_SECONDS", 0.1)
+    async with world.service() as service, await world.client() as client, BotDatabase(world.database) as db:
+        publisher, engine = service.publisher, await db.engine()
+        assert publisher is not None
+        async with client.kv.watch() as watch:
+            heartbeat, progress = publisher.rows.heartbeat(dead := new_id()), publisher.rows.progress(dead)
+            nothing = PublishedProgress()
+            await write(engine, stored(heartbeat, nothing, expire_in=500), stored(progress, nothing))
+            await client.kv.set("a", 1)
+            ended_at = (await next_of(watch)).version
+
+        async def is_tidy() -> bool:
+            [page] = await engine.read(Scan(SPACE, *publisher.rows.all, 1, keys_only=True))
+            return not page
+
+        await until(is_tidy)
+        [now] = await engine.read(Latest())
+        # Each check whether there are watches takes a few, ten times a second.
+        assert now - ended_at < 100
 
 
 async def test_what_was_missed_is_asked_for_again(world: Watched, client: DatabaseClient) -> None:

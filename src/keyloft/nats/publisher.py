@@ -151,11 +151,12 @@ class EventPublisher:
             try:
                 [page] = await self._engine.read(Scan(SPACE, *self.rows.all, 1, keys_only=True))
                 has_failed = False
-                if not page:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._wanted.wait(), limits.LEASE_CHECK_SECONDS)
                 if page or self._wanted.is_set():
                     await self._follow()
+                # Also after following: rows of a dead instance, or of one that does the same, may be there without any
+                # lease, and each look at them takes some commits.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wanted.wait(), limits.LEASE_CHECK_SECONDS)
             except Closed:
                 return
             except Exception as error:
