@@ -74,6 +74,10 @@ __all__ += ["ClockSetBack", "CounterOutOfRange", "HistoryGone", "QuotaExceeded",
 __all__ += ["ReentrantCall", "WrongType"]
 
 CLOSED: Final = "this store is closed: open it again"
+AT_EXIT: Final = (
+    "the interpreter is ending, and its other threads have stopped where they were; nothing was done: use and close "
+    "stores before, by `with` or a function of `atexit`"
+)
 
 
 class KeyloftError(Exception):

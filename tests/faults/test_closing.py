@@ -185,3 +185,20 @@ async def test_process_that_forgets_to_close_ends_promptly_and_loses_nothing_ack
         async with keyloft.open(path) as kv:
             kept = {entry.value async for entry in kv.list(prefix=("k",))}
         assert acknowledged <= kept
+
+
+async def test_finalizers_that_use_and_close_stores_while_the_interpreter_ends_wait_for_no_thread_it_has_stopped(
+    tmp_path: Path,
+) -> None:
+    async with child("finalized", tmp_path / "a.db") as process:
+        printed = [line async for line in process.lines()]
+        assert await process.ended() == (0, "")
+    assert printed == [
+        "get 1",
+        "set True",
+        "first write True",
+        "list [3]",
+        "event loop CLOSED",
+        *["close None"] * 6,
+        "closed CLOSED",
+    ]

@@ -12,7 +12,7 @@ from keyloft import limits
 from keyloft.core.driving import iterate, run_to_end
 from keyloft.core.forks import ProcessBound
 from keyloft.core.waiting import ThreadEvent, ThreadLock, ThreadWaiting
-from keyloft.errors import CLOSED, Closed, ReentrantCall
+from keyloft.errors import AT_EXIT, CLOSED, Closed, ReentrantCall
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -67,6 +67,10 @@ class LoopThread(ProcessBound):
         self._thread = threading.Thread(target=_serve, args=(self._loop, self._calls), name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_closed(self) -> bool:
+        return self.refusal is not None or sys.is_finalizing()  # then its thread runs no more
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """What a coroutine returns. If the caller is interrupted, the coroutine is cancelled.
 
@@ -80,6 +84,9 @@ class LoopThread(ProcessBound):
                 "a function that is passed to a synchronous store can't use that store, which waits for it: use the "
                 "store before or after the call"
             )
+        if sys.is_finalizing():
+            work.close()
+            raise Closed(self.refusal or AT_EXIT)
         call = None
         if self.refusal is None:  # in a forked child, the lock may be taken by a thread that does not exist there
             with self._scheduling:
@@ -108,6 +115,9 @@ class LoopThread(ProcessBound):
 
     def close(self) -> None:
         if self.refusal is not None:
+            return
+        if sys.is_finalizing():
+            self.refusal = CLOSED
             return
         with self._scheduling:
             is_first = self.refusal is None

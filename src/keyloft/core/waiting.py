@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock, Timer
 from keyloft.core.driving import run_to_end
-from keyloft.errors import ReentrantCall
+from keyloft.errors import AT_EXIT, Closed, ReentrantCall
 
 
 class WakeEvent(Protocol):
@@ -111,13 +111,18 @@ class ThreadLock(_thread.RLock):  # type: ignore[misc]  # typeshed calls it fina
 
 
 def refuse_reentry(lock: Any) -> None:
-    """Refuse a caller whose thread has this `ThreadLock`: it has interrupted what the lock protects.
+    """Refuse a caller that would wait for this `ThreadLock` for ever.
 
     Raises:
-        ReentrantCall: The thread has the lock.
+        ReentrantCall: Its thread has the lock: the caller has interrupted what the lock protects.
+        Closed: The interpreter is ending, and a thread that it has stopped has the lock.
     """
     if lock._is_owned():  # as `threading.Condition` asks
         raise ReentrantCall
+    if sys.is_finalizing():
+        if not lock.acquire(blocking=False):
+            raise Closed(AT_EXIT)
+        lock.release()
 
 
 class ThreadEvent:
@@ -200,6 +205,9 @@ class ThreadWaiting:
         self._ending.block_for(seconds)
 
     def start(self, work: Coroutine[Any, Any, None], name: str, keep: Callable[[Job], None] = lambda _: None) -> None:
+        if sys.is_finalizing():
+            work.close()  # it would never run, and up to Python 3.11 the start of a thread would wait for that
+            return
         job = ThreadJob(work, name)
         keep(job)
         job.start()

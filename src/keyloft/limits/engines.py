@@ -70,6 +70,9 @@ LOOP_END_SECONDS: Final = 5.0
 FORK_SECONDS: Final = 1.0
 """How long a fork waits for the commit of another thread."""
 
+EXIT_SECONDS: Final = 1.0
+"""How long the exit of the interpreter waits for a checkpoint of a synchronous store that was not closed."""
+
 WITHDRAWAL_SECONDS: Final = 1.0
 """How long a call that a signal has interrupted waits for another thread that may be committing its batch."""
 

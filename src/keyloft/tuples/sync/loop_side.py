@@ -48,4 +48,4 @@ class LoopSide:
                 store, loop = self._opened
                 if not loop.is_closed:
                     loop.run(store.aclose())
-                    loop.close()
+                loop.close()

@@ -4,6 +4,7 @@ A read uses the writing connection, whose cache is warm, unless another thread h
 commit, the first one commits for all of them.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from time import time_ns
 from typing import Any, NoReturn, TypeVar, cast
@@ -250,6 +251,10 @@ class BlockingSqliteEngine(ProcessBound):
         """
         if self._is_closed or self.refusal not in (None, CLOSED):
             return  # after a fork: only the parent may close it
+        if sys.is_finalizing():
+            # Other threads have stopped where they were, perhaps with a lock. The end of the process closes the file.
+            self.refusal = CLOSED
+            return
         self.shared.refuse_reentry()
         self.refusal = CLOSED
         self._writer.give_up_soon()

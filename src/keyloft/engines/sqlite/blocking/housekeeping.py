@@ -1,7 +1,9 @@
 """A thread that makes checkpoints, ends idle views, and finishes a commit that a signal interrupted."""
 
+import atexit
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from time import monotonic
@@ -54,7 +56,10 @@ class Housekeeping:
     def _start(self) -> None:
         with self._starting:
             # If a signal interrupted the start of a thread, it may never have run, and can't be started again.
-            if not self._is_stopping and (self._thread is None or not self._thread.is_alive()):
+            if self._is_stopping or sys.is_finalizing():
+                return
+            if self._thread is None or not self._thread.is_alive():
+                atexit.register(self._end, limits.EXIT_SECONDS)
                 name = f"keyloft housekeeping of {self._file.path}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
@@ -80,10 +85,18 @@ class Housekeeping:
             self._pages_left = pages - checkpointed
 
     def stop(self) -> None:
+        atexit.unregister(self._end)
+        self._end()
+
+    def _end(self, seconds: float | None = None) -> None:
+        """End the thread, and wait for that.
+
+        Also before the interpreter ends: it would stop the thread wherever it is, and leave its locks taken.
+        """
         self._is_stopping = True
         self._woken.set()
         if self._thread is not None and self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         while not self._is_stopping:
