@@ -26,8 +26,12 @@ async def updated(
         is_default: Whether the value is the default, because nothing is stored.
 
     Raises:
-        InvalidArgument: `fn` changed the value in place and returned None.
+        InvalidArgument: `fn` is no function; or it changed the value in place and returned None.
     """
+    if not callable(fn):
+        raise InvalidArgument(
+            f"{argument}: expected a function that takes the value and returns the new one, got {type(fn).__name__}"
+        )
     try:
         value = fn(given)
         if isawaitable(value):

@@ -10,7 +10,7 @@ from keyloft.errors import Closed, HistoryGone, InvalidArgument, KeyloftError
 from keyloft.semantic.envelope import Envelope, Semantics
 from keyloft.semantic.keys import check_part
 from keyloft.semantic.monitoring import logger
-from keyloft.semantic.rules import ANY, ExpectedVersion
+from keyloft.semantic.rules import ANY, ExpectedVersion, wrong
 
 if TYPE_CHECKING:
     from keyloft.semantic.workflows import Workflows
@@ -32,6 +32,8 @@ class Flags:
         # `prefix` is the beginning of the keys of all flags, as the store takes them.
         self._store = store
         self._prefix = prefix
+        if not isinstance(defaults, Mapping):
+            raise wrong("defaults", 'a dict of names and values, as in {"new-ui": False}', defaults)
         self.defaults = dict(defaults)
         for name in self.defaults:
             self._key(name, "defaults")

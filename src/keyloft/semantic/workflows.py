@@ -128,6 +128,8 @@ class Workflows(Writes):
             )
             return WriteRequest(intents=(intent,), request_id=uuid.uuid4().hex)
 
+        if retry is not None and not isinstance(retry, Retry):
+            raise rules.wrong("retry", "a Retry, as in store.retrying(conflict_pauses=(1, 2))", retry)
         async with self._update_turns.take(self.check_key(key), "change") as turn:
             return await (retry or self.retrying()).run(attempt)
 

@@ -131,7 +131,7 @@ class Writes:
         Raises:
             VersionConflict: Its `conflicts` names every operation that met one.
         """
-        if isinstance(operations, Intent):
+        if isinstance(operations, Intent) or not isinstance(operations, Iterable):
             raise wrong("operations", "several, as in batch([Intent.put(…), Intent.delete(…)])", operations)
         intents = (*operations,)
         self.check_operations(intents)

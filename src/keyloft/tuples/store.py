@@ -238,10 +238,6 @@ class Store(StoreReads):
         Example:
             await kv.update(("players",), lambda players: [*players, "alice"], default=[])
         """
-        if not callable(fn):
-            raise InvalidArgument(
-                f"fn: expected a function that takes the value and returns the new one, got {fn.__class__.__name__}"
-            )
         at, due, codec = keys.encode(key), expiry(expire_in, expire_at), typed.codec_or_none(type)
         new: Set | None = None
 
