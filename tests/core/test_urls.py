@@ -1,6 +1,7 @@
 """A spelling of a database URL means the same to engines, migrations, commands and doctor, and hides its password."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,8 @@ SPELLINGS: dict[Any, Any] = {
     5: Refused(InvalidArgument, "path or a URL"),
     "a\0b": Refused(InvalidArgument, "path or a URL"),
     "x\ud800.db": Refused(InvalidArgument, "path or a URL"),
+    os.fsdecode(b"x\xff.db"): Refused(CannotOpen, r"^'.*/x\\udcff\.db' can't be opened: .* paths in UTF-8; rename"),
+    os.fsdecode(b"sqlite:///x\xff.db"): Refused(CannotOpen, "paths in UTF-8"),
     "~nosuchuser/x.db": Refused(CannotOpen, "no such user"),
     "sqlite://x.db": Refused(InvalidArgument, "three slashes .* sqlite:///x.db,"),
     "sqlite://x.db?mode=ro": Refused(InvalidArgument, r"sqlite:///x.db\?mode=ro,"),

@@ -445,6 +445,13 @@ def _host(host: str) -> dict[str, Any]:
 
 def _absolute(path: str) -> str:
     try:
-        return str(Path(path).expanduser().absolute())
+        found = str(Path(path).expanduser().absolute())
     except RuntimeError:
         raise CannotOpen(f"{path} can't be opened: there is no such user on this machine") from None
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        raise CannotOpen(
+            f"{found!a} can't be opened: SQLite takes only paths in UTF-8; rename the file or folder"
+        ) from None
+    return found
