@@ -8,6 +8,7 @@
 `Store.atomic` writes several keys at once; every error is a `KeyloftError` with a `code`.
 """
 
+import asyncio
 import importlib
 import math
 import os
@@ -111,6 +112,7 @@ def open(
     """
 
     async def open_store() -> Store:
+        _check_loop()
         _check_options(max_value_bytes, sweep_every, patience, clock)
         history = KeptHistory.of(history_seconds, history_mib)
         database, store_name = _store_in(url, name, token, clock)
@@ -286,6 +288,17 @@ class Opening:
             await store.aclose()
 
 
+def _check_loop() -> None:
+    """Refuse a task of another library, such as trio, with an error that says what to do."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise errors.WrongLoop(
+            "keyloft.open needs an event loop of asyncio, as asyncio.run makes it; with another library, such as trio, "
+            "use keyloft.open_sync(…) in threads"
+        ) from None
+
+
 def _check_options(max_value_bytes: int, sweep_every: float | None, patience: float, clock: Clock | None) -> None:
     if type(max_value_bytes) is not int or not 1 <= max_value_bytes <= limits.LARGEST_VALUE_BYTES:
         raise errors.InvalidArgument(f"max_value_bytes: expected an int from 1 to {limits.LARGEST_VALUE_BYTES:,}")
@@ -293,5 +306,6 @@ def _check_options(max_value_bytes: int, sweep_every: float | None, patience: fl
         raise errors.InvalidArgument("sweep_every: expected a number of seconds above 0, or None")
     if not (type(patience) in (int, float) and 0 < patience < math.inf):
         raise errors.InvalidArgument("patience: expected a number of seconds above 0")
-    if clock is not None and not all(callable(getattr(clock, name, None)) for name in ("now", "call_at")):
+    is_clock = all(callable(getattr(clock, name, None)) for name in ("now", "call_at"))
+    if clock is not None and (not is_clock or isinstance(clock, type)):
         raise errors.InvalidArgument("clock: expected an object with now() and call_at(), such as ManualClock()")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import keyloft
-from keyloft import CannotOpen, Closed, Entry, InvalidArgument, KeyloftError, Store, WrongLoop
+from keyloft import CannotOpen, Closed, Entry, InvalidArgument, KeyloftError, ManualClock, Store, WrongLoop
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.sqlite.engine import SqliteEngine
 from tests.support.postgres import database_url
@@ -168,12 +168,18 @@ async def test_a_wrong_name_is_explained(url: Any, error: type[KeyloftError], sa
         ({"sweep_every": "60"}, "sweep_every"),
         ({"sweep_every": True}, "sweep_every"),
         ({"clock": 5}, r"^clock: expected an object with now\(\) and call_at\(\)"),
+        ({"clock": ManualClock}, r"^clock: expected an object .*, such as ManualClock\(\)"),
     ],
 )
 async def test_a_wrong_option_is_explained(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         await keyloft.open("app.db", **options)
     assert list(Path().iterdir()) == []
+
+
+def test_opening_without_an_event_loop_of_asyncio_says_what_to_use() -> None:
+    with pytest.raises(WrongLoop, match=r"of asyncio, .*such as trio, use keyloft\.open_sync"):
+        next(keyloft.open().__await__())
 
 
 async def test_the_value_limit_can_be_moved() -> None:
