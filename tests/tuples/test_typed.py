@@ -201,6 +201,12 @@ class Account:
     age: int = 0
 
 
+def _containing_itself() -> list[object]:
+    endless: list[object] = []
+    endless.append(endless)
+    return endless
+
+
 class TestTheStore:
     async def test_every_call_takes_a_type(self, kv: Store) -> None:
         alice, bob = Account("Alice", 30), Account("Bob")
@@ -246,7 +252,8 @@ class TestTheStore:
             (object(), object, "Objects of type object can't be stored"),
             (OfPydantic.model_construct(when="secret"), OfPydantic, "would not be read back as OfPydantic: "),
             (Picture(data=b"", taken=datetime.now(UTC)), Account, "would not be read back as Account: "),
-            ("\ud800", str, "would not be read back as str: UnicodeEncodeError"),
+            ("\ud800", str, "would not be read back as str: it holds a lone surrogate, which is not Unicode text"),
+            (_containing_itself(), list, "would not be read back as list: it nests too deep, or contains itself"),
             (5, bytes, "value: expected bytes, got int"),
         ],
         ids=lambda value: value.__name__ if isinstance(value, type) else "",

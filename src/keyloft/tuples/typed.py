@@ -230,6 +230,10 @@ def _reason(error: Exception) -> str:
         [first, *_] = error.errors(include_url=False, include_context=False, include_input=False)
         where = "".join([f"[{part!r}]" for part in first["loc"]])
         return f": {first['type'].replace('_', ' ')}{f' at {where}' if where else ''}"
+    if isinstance(error, RecursionError):
+        return ": it nests too deep, or contains itself"
+    if isinstance(error, UnicodeEncodeError):
+        return ": it holds a lone surrogate, which is not Unicode text"
     text = str(error)
     if _NAMES_TYPES_ONLY.match(text):
         return f": {text}"
