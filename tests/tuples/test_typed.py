@@ -8,6 +8,7 @@ import sys
 import uuid
 import zoneinfo
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any, NotRequired, TypedDict
@@ -336,6 +337,26 @@ class TestTheStore:
     async def test_what_is_no_type_is_refused(self, kv: Store, wanted: Any) -> None:
         with pytest.raises(InvalidArgument, match=r"type: (expected a type|values of .* can't be stored)"):
             await kv.get(("k",), type=wanted)
+
+
+@dataclasses.dataclass
+class Link:
+    next: "Link | None" = None
+
+
+def test_a_nested_object_is_written_and_read_on_any_stack() -> None:
+    chain, codec = Link(), codec_of(Link)
+    for _ in range(99):
+        chain = Link(chain)
+
+    def descend(frames: int) -> Link:
+        if frames:
+            return descend(frames - 1)
+        link: Link = codec.decode(*codec.encode(chain, 2**20))
+        return link
+
+    with ThreadPoolExecutor(1) as own_stack:
+        assert own_stack.submit(descend, sys.getrecursionlimit() - 100).result() is not None
 
 
 async def test_a_union_of_pydantic_models_is_pydantics(kv: Store) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Final, Protocol, get_args, get_origin
 import msgspec
 
 from keyloft import limits
-from keyloft.core import values
+from keyloft.core import json_text, values
 from keyloft.core.values import BYTES, COUNTER, JSON, U64, Encoding
 from keyloft.errors import InvalidArgument, InvalidValue, InvalidValueType, Undecodable, WrongType
-from keyloft.tuples.comparing import difference
+from keyloft.tuples.comparing import Difference, difference
 
 _PLAIN: Final[dict[Any, Encoding]] = {bytes: BYTES, U64: COUNTER}
 """Types that the tuple store holds in an encoding of their own."""
@@ -53,8 +53,7 @@ class Codec:
             ValueTooLarge: Its stored form has more than `limit` bytes.
         """
         try:
-            data = self._form.write(value)
-            differs = difference(value, values.read_json(self._form.read, data))
+            data, differs = json_text.on_any_stack(self._write, value)
         except Exception as error:  # also of the type's own methods
             kind = InvalidValueType if isinstance(error, TypeError) else InvalidValue
             raise kind(f"value: would not be read back as {self._name}{_reason(error)}") from None
@@ -74,12 +73,21 @@ class Codec:
         """
         stored = values.decode(data, encoding) if encoding else None
         try:
-            return values.read_json(self._form.read, data) if not encoding else self._form.convert(stored)
+            return json_text.on_any_stack(self._read, data) if not encoding else self._form.convert(stored)
+        except RecursionError:
+            raise  # the caller's stack is used up
         except Exception as error:  # also of the type's own methods
             if not encoding:
                 values.decode_json(data)  # raises if it is damaged
             reason = _reason(error)
         raise WrongType(f"can't be read as {self._name}{reason}; without a type it can be read as it is")
+
+    def _write(self, value: object) -> tuple[bytes, Difference | None]:
+        data = self._form.write(value)
+        return data, difference(value, self._read(data))
+
+    def _read(self, data: bytes) -> Any:
+        return values.read_json(self._form.read, data)
 
     def decode_json_many(self, many: Iterable[bytes]) -> list[Any]:
         """The values of several JSON texts.
