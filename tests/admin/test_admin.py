@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 import keyloft
-from keyloft import InvalidArgument, NotEmpty, TransferFailed, admin, limits
+from keyloft import InvalidArgument, InvalidKey, NotEmpty, TransferFailed, admin, limits
 from tests.support.everything import fill, run_sql
 from tests.support.postgres import database_url
 
@@ -142,6 +142,11 @@ async def test_an_argument_of_a_wrong_type_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidArgument, match=rf"^{argument}: expected .*, got int$"):
             await call
+    wrong = ""
+    with pytest.raises(InvalidArgument, match=r"^soon: expected a number of seconds"):
+        await admin.stats(file, soon=wrong)
+    with pytest.raises(InvalidKey, match=r"^prefix: expected a tuple of parts, got a bare str"):
+        await admin.export(file, tmp_path / "part.jsonl", prefix=wrong)
 
 
 async def test_every_stage_ends_with_all_of_it_done(url: str, tmp_path: Path) -> None:

@@ -298,9 +298,12 @@ async def test_what_is_of_another_kind_is_refused_before_a_database_is_made(tmp_
                 await admin.import_from(kind, tmp_path / source, app)
     with pytest.raises(InvalidArgument, match="is a folder: expected a file of SQLite"):
         await admin.import_from("sqlitedict", tmp_path, app)
-    kind = "redis"
-    with pytest.raises(InvalidArgument, match="kind: expected one of diskcache, sqlitedict, shelve"):
-        await admin.import_from(kind, tmp_path / "text", app)
+    for kind in ("redis", ["diskcache"]):
+        with pytest.raises(InvalidArgument, match="kind: expected one of diskcache, sqlitedict, shelve"):
+            await admin.import_from(kind, tmp_path / "text", app)
+    nothing: Any = None
+    with pytest.raises(InvalidArgument, match=r"^source: expected a path, got NoneType$"):
+        await admin.import_from("shelve", nothing, app)
     assert not app.exists()
     async with keyloft.open(app):
         pass

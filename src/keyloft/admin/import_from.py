@@ -1,6 +1,7 @@
 """Imports what other stores keep in files: diskcache, sqlitedict and shelve."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -90,10 +91,12 @@ async def import_from(
         InvalidArgument: The source is not of that kind.
         DatabaseError: The database can't be written.
     """
-    if kind not in _READERS:
+    if not isinstance(kind, str) or kind not in _READERS:
         raise InvalidArgument(f"kind: expected one of {', '.join(get_args(ForeignStore))}")
     if type(trust) is not bool:
         raise InvalidArgument(f"trust: expected True or False, got {type(trust).__name__}")
+    if not isinstance(source, (str, os.PathLike)):
+        raise InvalidArgument(f"source: expected a path, got {type(source).__name__}")
     at = Path(source)
     _check_different(at, DatabaseUrl.parse(database).file)
     before = b"" if name is None else keys.store_prefix(check_name(name))

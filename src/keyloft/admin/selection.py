@@ -42,7 +42,9 @@ class Selection(Struct, frozen=True):
         named: dict[str, str] = {}
         if prefix is not None or name is not None:
             before = b"" if name is None else keys.store_prefix(check_name(name))
-            parts.append(Range(Space.TUPLES, *keys.below(before + keys.encode_prefix(prefix or ()))))
+            parts.append(
+                Range(Space.TUPLES, *keys.below(before + keys.encode_prefix(() if prefix is None else prefix)))
+            )
         if prefix is not None:
             named["prefix"] = key_text.write(prefix)
         if name is not None:

@@ -110,7 +110,7 @@ async def stats(
         InvalidArgument: `soon` is out of range.
         DatabaseError: The database can't be read.
     """
-    if not 0 <= soon <= limits.LONGEST_EXPIRY_SECONDS:
+    if type(soon) not in (int, float) or not 0 <= soon <= limits.LONGEST_EXPIRY_SECONDS:
         raise InvalidArgument(f"soon: expected a number of seconds from 0 to {limits.LONGEST_EXPIRY_SECONDS:,}")
     async with opened(database) as maintenance:
         async with maintenance.snapshot(held=False) as snapshot:
