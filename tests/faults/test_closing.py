@@ -201,4 +201,5 @@ async def test_finalizers_that_use_and_close_stores_while_the_interpreter_ends_w
         "event loop CLOSED",
         *["close None"] * 6,
         "closed CLOSED",
+        "warns False",
     ]

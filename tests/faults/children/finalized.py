@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Callable
 
 import keyloft
-from keyloft.core.drivers import LoopThread
 from keyloft.semantic import SyncSemanticStore
+from keyloft.tuples.sync.loop_side import LoopSide
 
 
 class ClosesAtExit:
@@ -25,7 +25,8 @@ class ClosesAtExit:
         self.watched = keyloft.open_sync(path)
         self.watch = self.watched.watch(("k",))
         next(self.watch)
-        self.loop = LoopThread("another store")
+        store, self.loop = LoopSide(lambda: keyloft.open().__aenter__(), "a server").opened()
+        self.served = keyloft.SyncStore(store, self.loop)
         self.kv.set(("k",), 1)  # its background work begins now, and goes on while the interpreter ends
 
     def __del__(self) -> None:
@@ -34,10 +35,11 @@ class ClosesAtExit:
         self._report("set", lambda: self.kv.set(("k",), 2) > 0)
         self._report("first write", lambda: self.untouched.set(("k",), 3) > 0)
         self._report("list", lambda: [entry.value for entry in self.kv.list(())])
-        self._report("event loop", lambda: self.loop.run(keyloft.open().__aenter__()))
-        for owned in (self.loop, self.workflows, self.watch, self.watched, self.untouched, self.kv):
+        self._report("event loop", lambda: self.served.get(("k",)))
+        for owned in (self.served, self.workflows, self.watch, self.watched, self.untouched, self.kv):
             self._report("close", owned.close)
         self._report("closed", lambda: self.kv.get(("k",)))
+        self._report("warns", lambda: self.loop.refusal is None)
 
     def _report(self, name: str, call: Callable[[], object]) -> None:
         try:

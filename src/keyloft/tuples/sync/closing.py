@@ -1,5 +1,7 @@
 """Closes synchronous stores, with the event loop beside them and the driver that runs them."""
 
+from contextlib import suppress
+
 from keyloft.core.driving import Driver
 from keyloft.errors import Closed
 from keyloft.tuples.store import Store
@@ -10,8 +12,6 @@ def close_store(store: Store, driver: Driver, loop_side: LoopSide | None) -> Non
     """Close the store, its driver and its loop side; a second call does nothing."""
     if loop_side is not None:
         loop_side.close()
-    try:
+    with suppress(Closed):  # the event loop has ended, or belongs to the parent process
         driver.run(store.aclose())
-    except Closed:
-        return  # the event loop has ended, or belongs to the parent process
     driver.close()
