@@ -31,6 +31,7 @@ except ImportError as error:
 
 _ABSENT: Final = "absent"
 _CLIENT_METHODS: Final = {
+    "_process_info": "async (info, initial_connection=False)",
     "_process_msg": "async (sid, subject, reply, data, headers)",
     "_read_loop": "async ()",
     "_send_ping": "async (future=None)",
@@ -42,7 +43,17 @@ _CLIENT_METHODS: Final = {
 _LIMITS_OF_SUBSCRIPTION: Final = "pending_msgs_limit=524288, pending_bytes_limit=134217728"
 _ADDED: Final = {
     Nats: (
-        *("_handlers", "_receive_at_once", "_refusing", "_socket", "handle", "note_refusal", "read_bytes", "refused"),
+        *(
+            "_handlers",
+            "_is_tls_wanted",
+            "_receive_at_once",
+            "_refusing",
+            "_socket",
+            "handle",
+            "note_refusal",
+            "read_bytes",
+            "refused",
+        ),
         *("parser", "refused_events", "sending"),
     ),
     TcpTransport: ("_receiver", "receive_for"),
@@ -54,6 +65,7 @@ _ADDED: Final = {
 PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (Nats, _CLIENT_METHODS),
     (Nats, {"subscribe": f"async (subject, queue='', cb=None, future=None, max_msgs=0, {_LIMITS_OF_SUBSCRIPTION})"}),
+    (Nats, {"_current_server": "NoneType", "options": "dict"}),
     (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "_transport": "NoneType"}),
     (Nats, {"is_connected": "bool", "is_draining_pubs": "bool", "max_payload": "int", "pending_data_size": "int"}),
     (TcpTransport, {"connect": "async (uri, buffer_size, connect_timeout)", "read": "async (buffer_size)"}),

@@ -22,7 +22,7 @@ from keyloft.core.log_text import printable
 from keyloft.errors import NotPermitted
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.log_rate import LogRate
-from keyloft.nats.messages import NatsConnection
+from keyloft.nats.messages import NatsConnection, NoTlsError
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ async def connect(
         options: Passed on to `nats.connect`.
 
     Raises:
-        NotPermitted: The server refuses this login, or a certificate is not trusted.
+        NotPermitted: The server refuses this login, a certificate is not trusted, or TLS is asked for and not offered.
         IncompatibleLibrary: The installed nats-py can't be used.
     """
     check_nats_py()
@@ -169,6 +169,8 @@ def _permanent_reason(error: Exception) -> str | None:
     """Why no further attempt can succeed, or None; nats-py would try a wrong password or certificate for ever."""
     if isinstance(error, AuthorizationError) or "authorization violation" in str(error).lower():
         return "NATS refuses this login: check the user and password, token or credentials file"
+    if isinstance(error, NoTlsError):
+        return f"{error}: is this the right address?"
     if isinstance(error, ssl.SSLError):
         return f"the TLS certificates of NATS and of this client don't fit: {error.reason or error}"
     return None

@@ -15,6 +15,7 @@ from nats.aio.client import Client as Nats
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, Transport
 from nats.errors import BadSubjectError, MaxPayloadError
+from nats.errors import Error as NatsError
 
 from keyloft import limits
 from keyloft.nats.compatibility import incompatible
@@ -32,6 +33,13 @@ try:
     from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 except ImportError as error:
     raise incompatible(str(error)) from error
+
+
+class NoTlsError(NatsError):
+    """The server does not offer TLS, which its address or a certificate asks for; nothing was sent to it."""
+
+    def __str__(self) -> str:
+        return "this server does not offer TLS, which its address (tls://…) or a certificate asks for; nothing was sent"
 
 
 class NatsConnection(Nats):
@@ -105,6 +113,19 @@ class NatsConnection(Nats):
     @_transport.setter
     def _transport(self, made: Transport | None) -> None:
         self._socket = _LargeReads() if type(made) is TcpTransport else made
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # nats-py would send the login and all data as plain text to a server that does not insist on TLS.
+        if initial_connection and not info.get("tls_required") and self._is_tls_wanted():
+            if not info.get("tls_available"):
+                raise NoTlsError
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    def _is_tls_wanted(self) -> bool:
+        """Whether this server's address, or a certificate that was passed, asks for TLS; `wss://` has it already."""
+        scheme = self._current_server.uri.scheme if self._current_server is not None else ""
+        return scheme == "tls" or (scheme == "nats" and "tls" in self.options)
 
     async def _read_loop(self) -> None:
         # Half a message of the connection before this one may be left in the parser.
