@@ -7,6 +7,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,16 @@ class TestLogin:
 
     def test_secrets_are_not_shown(self) -> None:
         assert "hidden" not in repr(Login(user="ada", password="hidden", token="hidden"))
+
+
+def test_a_program_that_ends_without_closing_its_client_ends_quietly(nats_url: str) -> None:
+    program = (
+        "import asyncio\n"
+        "from keyloft.nats.connection import connect\n"
+        f"asyncio.run(connect({nats_url!r}, name='left open'))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def is_encrypted(connection: NatsConnection) -> bool:

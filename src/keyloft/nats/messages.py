@@ -133,6 +133,10 @@ class NatsConnection(Nats):
         if self._handlers:
             self._receive_at_once()
         await super()._read_loop()
+        # nats-py has caught the cancellation with which `asyncio.run` ends a program that left its connection open.
+        reading = asyncio.current_task()
+        if reading is not None and reading.cancelling():
+            return
         # After an unexpected error, nats-py would stay connected and read nothing more.
         if self.is_connected:
             logger.error("NATS: reading has ended unexpectedly; connecting again")
