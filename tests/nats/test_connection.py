@@ -112,6 +112,17 @@ class TestLogin:
             await encrypted.close()
             await plain.close()
 
+    @pytest.mark.parametrize("kind", ["credentials", "ca", "certificate", "key"])
+    async def test_a_file_that_is_not_there_is_named(self, kind: str, nats_url: str) -> None:
+        files: dict[str, Any] = {kind: Path("missing.file")}
+        login = Login(**files)
+        with pytest.raises(keyloft.InvalidArgument, match=rf"^login: {kind}: the file missing\.file does not exist"):
+            await DatabaseClient.connect(nats_url, plugin_name="trivia", login=login)
+
+    async def test_an_option_that_nats_py_does_not_have_is_named(self, nats_url: str) -> None:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'creds'"):
+            await DatabaseClient.connect(nats_url, plugin_name="trivia", creds="service.creds")
+
     def test_secrets_are_not_shown(self) -> None:
         assert "hidden" not in repr(Login(user="ada", password="hidden", token="hidden"))
 

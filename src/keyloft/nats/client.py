@@ -72,7 +72,8 @@ class ServiceClient(AsyncClosing):
 
         Raises:
             Unanswered: NATS can't be reached, or refuses this user.
-            InvalidArgument: The URL is not an address of NATS.
+            InvalidArgument: The URL is not an address of NATS, or a file of the login can't be read.
+            TypeError: `nats.connect` has no such option.
         """
         # Replies arrive at subjects that no other user may subscribe to: `keyloft nats-config` grants just these.
         options.setdefault("inbox_prefix", inbox)
@@ -96,7 +97,7 @@ class ServiceClient(AsyncClosing):
         except TimeoutError:
             cure = "is it running, and is the address right? `keyloft serve` starts one with the service"
             raise Unanswered(f"no NATS server answers at {shown(urls)}: {cure}") from None
-        except KeyloftError:
+        except (KeyloftError, TypeError):
             raise
         except Exception as error:
             raise Unanswered(f"the connection to NATS failed: {error or type(error).__name__}") from error

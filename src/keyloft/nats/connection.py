@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import logging
+import os
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -19,7 +20,7 @@ from nats.errors import Error as NatsError
 from keyloft import limits
 from keyloft.core.addresses import without_login
 from keyloft.core.log_text import printable
-from keyloft.errors import NotPermitted
+from keyloft.errors import InvalidArgument, NotPermitted
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.log_rate import LogRate
 from keyloft.nats.messages import NatsConnection, NoTlsError
@@ -54,7 +55,15 @@ class Login(Struct, frozen=True):
         return f"Login(user={self.user!r}, …)"  # secrets must not get into logs
 
     def options(self) -> dict[str, Any]:
-        """The options of `nats.connect` for this login."""
+        """The options of `nats.connect` for this login.
+
+        Raises:
+            InvalidArgument: One of the files can't be read.
+        """
+        for name in ("credentials", "ca", "certificate", "key"):
+            file = getattr(self, name)
+            if file is not None and not os.access(file, os.R_OK):
+                raise InvalidArgument(f"login: {name}: the file {file} does not exist, or can't be read")
         secrets = {"user": self.user, "password": self.password, "token": self.token}
         options = {**secrets, "user_credentials": self.credentials}
         if self.ca is None and self.certificate is None:
@@ -89,6 +98,8 @@ async def connect(
 
     Raises:
         NotPermitted: The server refuses this login, a certificate is not trusted, or TLS is asked for and not offered.
+        InvalidArgument: A file of the login can't be read.
+        TypeError: `nats.connect` has no such option.
         IncompatibleLibrary: The installed nats-py can't be used.
     """
     check_nats_py()
@@ -144,8 +155,9 @@ async def connect(
         "closed_cb": closed,
     }
     options = {"max_reconnect_attempts": -1, "reconnect_time_wait": 1, **(login or Login()).options(), **options}
+    connecting = connection.connect(servers, name=name, **callbacks, **options)  # may not know one of the options
     try:
-        await unless(hopeless, connection.connect(servers, name=name, **callbacks, **options))
+        await unless(hopeless, connecting)
     except BaseException:
         await connection.close()
         raise
