@@ -498,6 +498,16 @@ class TestMigrate:
             assert (code, stdout) == (2, "")
             assert re.fullmatch(rf"keyloft: --to: expected {rule}, got {re.escape(ascii(revision))}\n", stderr)
 
+    def test_an_earlier_revision_that_does_not_exist_is_refused_without_a_question(
+        self, run: Keyloft, tmp_path: Path
+    ) -> None:
+        database = str(tmp_path / "app.db")
+        assert run("migrate", "--database", database)[0] == 0
+        for revision in ("0005", "-9"):
+            code, _, stderr = run("migrate", "--database", database, "--to", revision)
+            assert code == 2
+            assert stderr.startswith("keyloft: --to: expected head, base, ")
+
 
 @pytest.mark.slow
 def test_a_traceback_is_shown_only_if_asked_for(tmp_path: Path) -> None:

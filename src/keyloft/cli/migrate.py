@@ -40,6 +40,7 @@ def migrate(
         _show(migrations.plan(url, revision, down=goes_back), database.shown, out)
         return
     if goes_back and not yes:
+        migrations.plan(url, revision, down=True)  # refuses a revision that does not exist, before anything is asked
         lost = f"Going back deletes what the earlier schema can't hold, in {database.shown}."
         confirm(f"{lost} Has everything that uses it been stopped, and a copy been made?")
     if goes_back:
