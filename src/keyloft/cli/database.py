@@ -36,7 +36,7 @@ class NamedDatabase(Settings, frozen=True, kw_only=True):
         url = self.config().database
         file = DatabaseUrl.parse(url).file
         if not make and file is not None and not file.exists():
-            raise CannotOpen(f"there is no file {file}: --database, or KEYLOFT_DATABASE_URL, names another")
+            raise CannotOpen(f"there is no file {file}: name another with --database or KEYLOFT_DATABASE_URL")
         return url
 
     def with_store(self, work: Callable[[Store], Awaitable[T]], *, make: bool = False) -> T:
