@@ -97,8 +97,13 @@ def _streams(given: bytes) -> Iterator[tuple[io.BytesIO, io.BytesIO]]:
                 stream.detach()
 
 
-def at_a_terminal(environment: Mapping[str, str], *arguments: str, answer: str = "") -> tuple[int, str]:
-    """Run a command as a process at a terminal of its own, where `answer` is typed: the exit code, and all it shows."""
+def at_a_terminal(
+    environment: Mapping[str, str], *arguments: str, answer: str = "", after: str = ""
+) -> tuple[int, str]:
+    """Run a command as a process at a terminal of its own: the exit code, and all it shows.
+
+    There `answer` is typed, once `after` is on the screen.
+    """
     terminal, its_end = os.openpty()
     try:
         process = ForkedProcess(
@@ -112,10 +117,11 @@ def at_a_terminal(environment: Mapping[str, str], *arguments: str, answer: str =
     finally:
         os.close(its_end)
     shown = b""
-    if answer:
-        os.write(terminal, answer.encode())
     deadline = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < deadline:
+        if answer and after.encode() in shown:
+            os.write(terminal, answer.encode())
+            answer = ""
         ready, _, _ = select.select([terminal], [], [], 1.0)
         if ready:
             try:

@@ -297,6 +297,16 @@ class TestRestore:
         assert code == (0 if answer == "y\n" else 1)
         assert len(stored(url)) == (len(stored(saved)) if answer == "y\n" else 2)
 
+    @ON_A_FILE
+    def test_ctrl_c_at_the_question_ends_it_as_anywhere_else(
+        self, run: Keyloft, environment: dict[str, str], saved: Path
+    ) -> None:
+        run("set", "mine", "1")
+        code, screen = at_a_terminal(environment, "restore", str(saved), "--replace", answer="\x03", after="[y/N]")
+        assert code == 130
+        assert screen.endswith("Nothing was changed.\r\n")
+        assert run("get", "mine")[1] == "1\n"
+
     async def test_a_service_that_runs_goes_on(self, run: Keyloft, url: str, place: Path) -> None:
         file = str(place / "nightly.db")
 

@@ -50,9 +50,15 @@ def confirm(question: str) -> None:
     """
     if not sys.stdin.isatty():
         raise InvalidArgument(f"{question} There is no terminal to ask at: pass --yes")
-    if not typer.confirm(question, err=True):
-        remark("Nothing was changed.")
-        raise typer.Exit(1)
+    try:
+        if typer.confirm(question, err=True):
+            return
+        code = 1
+    except typer.Abort as aborted:
+        remark("")
+        code = 130 if isinstance(aborted.__context__, KeyboardInterrupt) else 1
+    remark("Nothing was changed.")
+    raise typer.Exit(code)
 
 
 def to_json(value: object) -> str:
