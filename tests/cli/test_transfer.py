@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -597,6 +598,48 @@ def test_an_export_that_was_cut_goes_on(run: Keyloft, environment: dict[str, str
     assert run("export", str(again), "--force")[0] == 0
     assert again.read_bytes() == file.read_bytes()
     assert run("import", str(again), "--database", str(tmp_path / "fresh.db"))[0] == 0
+
+
+@ON_A_FILE
+def test_an_export_onto_a_full_disk_says_which_and_goes_on_once_there_is_space(
+    run: Keyloft, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "source.jsonl").write_bytes(many(100, 1000))
+    run("import", str(tmp_path / "source.jsonl"))
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    file = tmp_path / "all.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-m", "keyloft", "export", str(file)],
+        env=environment,
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SECONDS,
+    )
+    expected = f"keyloft: DISK_FULL: no space is left for {file}.partial: --resume continues it once there is space\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
+    assert run("export", str(file), "--resume")[0] == 0
+    assert len(file.read_bytes().splitlines()) == 102
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a device of Linux")
+@ON_A_FILE
+def test_output_for_which_no_space_is_left_is_named_as_such(run: Keyloft, environment: dict[str, str]) -> None:
+    run("set", "a", "1")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "keyloft", "export"],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=LONGEST_SECONDS,
+        )
+    assert (done.returncode, done.stderr) == (1, "keyloft: no space is left where the output is written\n")
 
 
 def test_an_export_goes_on_with_the_same_part_only(run: Keyloft, tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ async def restore(
         NotEmpty: The database holds rows, and `replace` is False.
         InvalidArgument: `file` is the database itself.
         CannotOpen: There is no such file.
+        DiskFull: There is no space for it; nothing was changed.
         Busy: Another process wrote into the database meanwhile; nothing was changed.
         DatabaseError: The backup is damaged, or the database can't be written.
     """
@@ -130,13 +131,16 @@ async def restore(
         held = await _digest(wanted, progress, "reading")
         if target is not None and is_new:
             # The file is copied as a whole, so that tables of other programs come along.
-            async with complete_file(target) as unfinished:
-                with stage(progress, "restoring") as advance:
-                    await saved.backup(str(unfinished), advance)
-                async with opened(unfinished) as made:
-                    version = await made.restart_history()
-                    async with made.snapshot() as found:
-                        verified = await _verify(held, found, progress)
+            try:
+                async with complete_file(target) as unfinished:
+                    with stage(progress, "restoring") as advance:
+                        await saved.backup(str(unfinished), advance)
+                    async with opened(unfinished) as made:
+                        version = await made.restart_history()
+                        async with made.snapshot() as found:
+                            verified = await _verify(held, found, progress)
+            except DiskFull:
+                raise DiskFull(f"no space is left for {target}: nothing was restored, and nothing is left") from None
         else:
             verified, version = await _replace_rows(wanted, held, url, lost, progress)
     return RestoreReport(file=str(source), database=url.shown, rows=held.rows, version=version, verified=verified)

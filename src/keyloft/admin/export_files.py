@@ -15,9 +15,9 @@ from keyloft.admin.files import check_name, give_name
 from keyloft.admin.selection import Position, Selection
 from keyloft.admin.threads import in_thread
 from keyloft.clock import SystemClock
-from keyloft.core.files import OWNER_ONLY, create_private
+from keyloft.core.files import OUT_OF_SPACE, OWNER_ONLY, create_private
 from keyloft.core.records import Record, Space
-from keyloft.errors import InvalidArgument
+from keyloft.errors import DiskFull, InvalidArgument
 
 Slice: TypeAlias = list[tuple[Space, Record]]
 """Rows that are stored in one commit."""
@@ -95,6 +95,7 @@ async def writable(
 
     Raises:
         InvalidArgument: The file exists already, or an incomplete export does; or the folder does not exist.
+        DiskFull: There is no space for it; what is written stays, and can be continued.
     """
     if not isinstance(target, str | os.PathLike):
         if not hasattr(target, "write"):
@@ -118,13 +119,18 @@ async def writable(
         unfinished.unlink(missing_ok=True)
     if not unfinished.exists() and (error := create_private(unfinished)):
         raise error
-    with unfinished.open("rb+") as out:
-        os.fchmod(out.fileno(), OWNER_ONLY)
-        writer = ExportWriter(out)
-        if resume:
-            await in_thread(partial(writer.resume, only))
-        yield writer
-    await in_thread(partial(give_name, unfinished, file, overwrite=overwrite))
+    try:
+        with unfinished.open("rb+") as out:
+            os.fchmod(out.fileno(), OWNER_ONLY)
+            writer = ExportWriter(out)
+            if resume:
+                await in_thread(partial(writer.resume, only))
+            yield writer
+        await in_thread(partial(give_name, unfinished, file, overwrite=overwrite))
+    except OSError as error:
+        if error.errno not in OUT_OF_SPACE:
+            raise
+        raise DiskFull(f"no space is left for {unfinished}: resume=True continues it once there is space") from None
 
 
 @contextmanager

@@ -225,6 +225,7 @@ def export(
     Raises:
         InvalidArgument: The file exists already, or can't be made.
         Undecodable: A row can't be moved; the message names it.
+        DiskFull: There is no space for the file; `resume` continues it.
         DatabaseError: The database can't be read.
     """
     return run_alone(
@@ -375,6 +376,7 @@ def restore(
         NotEmpty: The database holds rows, and `replace` is False.
         InvalidArgument: `file` is the database itself.
         CannotOpen: There is no such file.
+        DiskFull: There is no space for it; nothing was changed.
         Busy: Another process wrote into the database meanwhile; nothing was changed.
         DatabaseError: The backup is damaged, or the database can't be written.
     """

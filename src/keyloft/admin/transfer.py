@@ -100,6 +100,7 @@ async def export(
     Raises:
         InvalidArgument: The file exists already, or can't be made.
         Undecodable: A row can't be moved; the message names it.
+        DiskFull: There is no space for the file; `resume` continues it.
         DatabaseError: The database can't be read.
     """
     selection = Selection.of(prefix, plugin, project, name)

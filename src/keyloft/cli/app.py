@@ -36,6 +36,7 @@ from keyloft.cli.dead_letters import COMMANDS as DEAD_LETTERS
 from keyloft.cli.doctor import command as doctor
 from keyloft.cli.options import Commands, as_typed, call, parameters
 from keyloft.cli.terminal import CommandFailed, say
+from keyloft.core.files import OUT_OF_SPACE
 from keyloft.errors import InvalidInput
 from keyloft.server.error_output import print_error, report
 
@@ -108,6 +109,11 @@ def _with_options(message: str) -> str:
     return _ARGUMENT.sub(lambda found: f"--{found[found.lastindex or 0]}", message.replace("overwrite=True", "--force"))
 
 
+def _discard_output() -> None:
+    """Write no more to standard output: Python would do so when it ends, and report that it can't."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
     """A command as Typer takes it, with all its options: prints errors, and ends with an exit code."""
 
@@ -121,8 +127,7 @@ def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             code = 130
         except BrokenPipeError:
-            # That a reader closes the pipe is not an error, but Python would report it when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()  # that a reader closes the pipe is not an error
             code = 0
         except CommandFailed as error:
             print_error(as_typed(str(error), declared))
@@ -130,6 +135,8 @@ def _as_command(work: Callable[..., int | None]) -> Callable[..., None]:
         except Exception as error:
             if isinstance(error, InvalidInput):
                 error.args = (as_typed(str(error), declared),)
+            if isinstance(error, OSError) and error.errno in OUT_OF_SPACE:
+                _discard_output()
             code = report(error, _with_options)
         raise typer.Exit(code)
 

@@ -1,10 +1,13 @@
 """Makes files that only their owner can read and write."""
 
 import contextlib
+import errno
 import os
 from typing import Final
 
 OWNER_ONLY: Final = 0o600
+OUT_OF_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of the operating system that mean a full disk, a quota, or a limit on the size of files."""
 
 
 def create_private(path: str | os.PathLike[str]) -> OSError | None:

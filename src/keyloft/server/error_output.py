@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 from keyloft.core.extras import EXTRAS, not_installed
+from keyloft.core.files import OUT_OF_SPACE
 from keyloft.errors import InvalidInput, KeyloftError
 
 
@@ -26,6 +27,8 @@ def describe(error: Exception, extra: str | None = None) -> str:
             return f"there is no file {error.filename}"
         case OSError() if error.strerror and error.filename is not None:
             return f"{error.filename}: {error.strerror}"
+        case OSError() if error.errno in OUT_OF_SPACE:
+            return "no space is left where the output is written"  # full disks of databases and files have named errors
         case OSError():
             return error.strerror or str(error)
     return f"failed unexpectedly: {type(error).__name__}: {error}\nKEYLOFT_DEBUG=1 shows the traceback"

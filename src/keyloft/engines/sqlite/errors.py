@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import errno
 import os
 import stat
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Final
 
 import apsw
 
+from keyloft.core.files import OUT_OF_SPACE
 from keyloft.errors import Busy, CannotOpen, CommitUnknown, DatabaseError, DiskFull, NotADatabase, ReadOnly
 
 FAILS_WHOLE_GROUP: Final = (
@@ -26,8 +26,6 @@ damaged page and a full disk are not among them: only batches that use the page 
 OF_SQLITE: Final = (apsw.Error, UnicodeDecodeError)
 """What a statement may raise: the second, if a text is not UTF-8, because it is damaged or was written by hand."""
 
-_OUT_OF_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
 
 def explain(
     error: apsw.Error | UnicodeDecodeError,
@@ -38,10 +36,8 @@ def explain(
 ) -> DatabaseError:
     """The error for the caller: what is wrong with which file, and what to do."""
     cause = _system_error(connection)
-    if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and cause in _OUT_OF_SPACE):
-        return DiskFull(
-            f"no space is left for {path}; nothing of this write was kept, and writes work again once there is space"
-        )
+    if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and cause in OUT_OF_SPACE):
+        return DiskFull(f"no space is left for {path}; nothing was written, and it works again once there is space")
     match error:
         case UnicodeDecodeError():
             return DatabaseError(
