@@ -307,6 +307,13 @@ class TestRestore:
         assert screen.endswith("Nothing was changed.\r\n")
         assert run("get", "mine")[1] == "1\n"
 
+    @ON_A_FILE
+    def test_an_export_is_refused_with_the_command_that_reads_it(self, run: Keyloft, saved: Path, place: Path) -> None:
+        run("export", str(place / "all.jsonl"), "--database", str(saved))
+        code, _, stderr = run("restore", str(place / "all.jsonl"))
+        assert code == 1
+        assert "is an export, not a backup: `keyloft import` reads it" in stderr
+
     async def test_a_service_that_runs_goes_on(self, run: Keyloft, url: str, place: Path) -> None:
         file = str(place / "nightly.db")
 

@@ -2,15 +2,18 @@
 
 import hashlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from keyloft.admin.databases import Database, Progress, opened, stage
+from keyloft.admin.export_files import is_export
 from keyloft.admin.export_format import row_name
 from keyloft.admin.files import complete_file
 from keyloft.admin.selection import Selection, count
+from keyloft.admin.threads import in_thread
 from keyloft.core.maintenance import EVERYTHING, Maintenance, Snapshot, version_after_jump
 from keyloft.core.urls import DatabaseUrl
 from keyloft.core.values import DAMAGED
@@ -114,6 +117,7 @@ async def restore(
         NotEmpty: The database holds rows, and `replace` is False.
         InvalidArgument: `file` is the database itself.
         CannotOpen: There is no such file.
+        NotADatabase: It is an export, or no SQLite file at all.
         DiskFull: There is no space for it; nothing was changed.
         Busy: Another process wrote into the database meanwhile; nothing was changed.
         DatabaseError: The backup is damaged, or the database can't be written.
@@ -122,6 +126,8 @@ async def restore(
     target = url.file
     if target is not None and _is_same(source, target):
         raise InvalidArgument(f"{file} is the database itself: name another database= to restore it into")
+    if await in_thread(partial(is_export, source)):
+        raise NotADatabase(f"{source} is an export, not a backup: `keyloft import` reads it")
     is_new = target is not None and not target.exists()
     async with opened(source) as saved, saved.snapshot() as wanted:
         lost = 0 if is_new else await _rows_in(url)

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias
@@ -21,6 +21,15 @@ from keyloft.errors import DiskFull, InvalidArgument
 
 Slice: TypeAlias = list[tuple[Space, Record]]
 """Rows that are stored in one commit."""
+
+
+def is_export(file: Path) -> bool:
+    """Whether a file begins as exports do."""
+    if not file.is_file():
+        return False
+    with suppress(OSError), file.open("rb") as start:
+        return start.read(len(lines.BEGINNING)) == lines.BEGINNING
+    return False
 
 
 class ExportWriter:

@@ -93,6 +93,10 @@ _read_mark: Final = msgspec.json.Decoder(FirstLine | LastLine).decode
 _PLAIN: Final = re.compile(rb"[!-$&-~]*")
 
 
+BEGINNING: Final = b'{"keyloft":"export"'
+"""How the first line of a file begins."""
+
+
 def head(version: int, only: Mapping[str, str]) -> bytes:
     """The first line of a file."""
     return _encoder.encode(FirstLine(format=FORMAT, version=version, only=dict(only))) + b"\n"

@@ -376,6 +376,7 @@ def restore(
         NotEmpty: The database holds rows, and `replace` is False.
         InvalidArgument: `file` is the database itself.
         CannotOpen: There is no such file.
+        NotADatabase: It is an export, or no SQLite file at all.
         DiskFull: There is no space for it; nothing was changed.
         Busy: Another process wrote into the database meanwhile; nothing was changed.
         DatabaseError: The backup is damaged, or the database can't be written.

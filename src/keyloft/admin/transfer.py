@@ -328,7 +328,8 @@ def _after_fault(stored: int) -> str:
     if not stored:
         return (
             "Nothing is stored. Is it a file of `keyloft export`? A line by hand is like "
-            '{"key":"users/alice","value":1}; the JSON file of a plugin is for `keyloft plugin import-json`'
+            '{"key":"users/alice","value":1}; what `keyloft backup` wrote is for `keyloft restore`, the JSON file of a '
+            "plugin for `keyloft plugin import-json`"
         )
     what = (
         "entry before it is stored, and stays" if stored == 1 else f"{stored:,} entries before it are stored, and stay"
