@@ -461,6 +461,14 @@ async def test_wrong_settings_end_it_with_code_2(tmp_path: Path) -> None:
     )
 
 
+async def test_a_server_without_tls_is_refused_with_no_word_about_the_login(nats_url: str, tmp_path: Path) -> None:
+    url = nats_url.replace("nats://", "tls://")
+    code, error = await refused(tmp_path, "--nats", url)
+    assert code == 1
+    assert f"keyloft: UNANSWERED: {url}: this server does not offer TLS" in error
+    assert "--nats-user" not in error
+
+
 async def test_logins_are_used_and_their_refusal_is_reported(tmp_path: Path) -> None:
     isolation = isolate(["trivia"])
     config = tmp_path / "nats.conf"

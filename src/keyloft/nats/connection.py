@@ -20,7 +20,7 @@ from nats.errors import Error as NatsError
 from keyloft import limits
 from keyloft.core.addresses import without_login
 from keyloft.core.log_text import printable
-from keyloft.errors import InvalidArgument, NotPermitted
+from keyloft.errors import InvalidArgument, NotPermitted, Unanswered
 from keyloft.nats.compatibility import check_nats_py
 from keyloft.nats.log_rate import LogRate
 from keyloft.nats.messages import NatsConnection, NoTlsError
@@ -97,7 +97,8 @@ async def connect(
         options: Passed on to `nats.connect`.
 
     Raises:
-        NotPermitted: The server refuses this login, a certificate is not trusted, or TLS is asked for and not offered.
+        NotPermitted: The server refuses this login, or a certificate is not trusted.
+        Unanswered: The server does not offer TLS, which its address or a certificate asks for.
         InvalidArgument: A file of the login can't be read.
         TypeError: `nats.connect` has no such option.
         IncompatibleLibrary: The installed nats-py can't be used.
@@ -106,7 +107,7 @@ async def connect(
     if any(["ws://" in one or "wss://" in one for one in ([servers] if isinstance(servers, str) else servers)]):
         _use_websockets()
     connection = NatsConnection()
-    hopeless: asyncio.Future[NotPermitted] = asyncio.get_running_loop().create_future()
+    hopeless: asyncio.Future[Unanswered] = asyncio.get_running_loop().create_future()
     last_logged, inbox, has_connected = "", inbox_prefix(options), False
     on_closed: Callable[[], Awaitable[None]] | None = options.pop("closed_cb", None)
 
@@ -123,14 +124,14 @@ async def connect(
             on_error(error)
         connection.note_refusal(str(error))
         was_hopeless = hopeless.done() and not has_connected
-        reason = _permanent_reason(error)
-        if reason and not hopeless.done():
-            hopeless.set_result(NotPermitted(reason))
+        permanent = _permanent(error)
+        if permanent is not None and not hopeless.done():
+            hopeless.set_result(permanent)
         # nats-py reports every failed attempt; the repetitions are for debugging only.
         # A refused reply names its subject, which the sender of the request chose.
         text = printable(str(error)).removeprefix("nats: ") or type(error).__name__
         level = logging.WARNING if text != last_logged and not was_hopeless and rate.allows() else logging.DEBUG
-        goes_on = not (connection.is_connected or reason or was_hopeless) and (has_connected or not gives_up)
+        goes_on = not (connection.is_connected or permanent or was_hopeless) and (has_connected or not gives_up)
         logger.log(level, "NATS: %s%s", text, "; trying again until it answers" if goes_on else "")
         last_logged = text
 
@@ -177,14 +178,14 @@ def _in_real_case(text: str, subjects: Iterable[str]) -> str:
     return text
 
 
-def _permanent_reason(error: Exception) -> str | None:
-    """Why no further attempt can succeed, or None; nats-py would try a wrong password or certificate for ever."""
+def _permanent(error: Exception) -> Unanswered | None:
+    """The error, if no further attempt can succeed; nats-py would try a wrong password or certificate for ever."""
     if isinstance(error, AuthorizationError) or "authorization violation" in str(error).lower():
-        return "NATS refuses this login: check the user and password, token or credentials file"
+        return NotPermitted("NATS refuses this login: check the user and password, token or credentials file")
     if isinstance(error, NoTlsError):
-        return f"{error}: is this the right address?"
+        return Unanswered(str(error))
     if isinstance(error, ssl.SSLError):
-        return f"the TLS certificates of NATS and of this client don't fit: {error.reason or error}"
+        return NotPermitted(f"the TLS certificates of NATS and of this client don't fit: {error.reason or error}")
     return None
 
 
@@ -198,7 +199,7 @@ def shown(addresses: Iterable[str]) -> str:
     return ", ".join(map(without_login, addresses))
 
 
-async def unless(hopeless: "asyncio.Future[NotPermitted]", work: Coroutine[Any, Any, T]) -> T:
+async def unless(hopeless: "asyncio.Future[Unanswered]", work: Coroutine[Any, Any, T]) -> T:
     """Wait for some work; cancel it, and raise the error, as soon as `hopeless` holds one."""
     working = asyncio.ensure_future(work)
     either: list[asyncio.Future[Any]] = [working, hopeless]

@@ -370,9 +370,11 @@ class App:
                     subjects=lambda: (*self._config.prefixes, self._config.semantic_prefix),
                     **callbacks,
                 )
-            except NotPermitted as error:
-                if is_first:
+            except Unanswered as error:
+                if is_first and isinstance(error, NotPermitted):
                     raise NotPermitted(f"{where}: {error}; {_LOG_IN}") from error
+                if is_first:
+                    raise Unanswered(f"{where}: {error}") from error
                 # A login that worked before may work again.
                 await asyncio.sleep(limits.RECONNECT_SECONDS)
             except KeyloftError:
