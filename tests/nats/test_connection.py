@@ -16,12 +16,10 @@ from typing import Any
 import nkeys  # type: ignore[import-untyped]
 import pytest
 import trustme
-from nats.aio.transport import TcpTransport
 
 import keyloft
 from keyloft.core.addresses import check_nats_address
 from keyloft.nats.connection import Login, connect
-from keyloft.nats.messages import NatsConnection
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from keyloft.semantic.client import SemanticClient
 from tests.support.nats import private_server, settled
@@ -73,44 +71,30 @@ class TestLogin:
             await a_value_goes_through(url, login, tmp_path)
 
     @pytest.mark.parametrize("asked_by", ["address", "authority"])
-    async def test_a_server_without_tls_gets_nothing_from_a_client_that_asks_for_tls(
-        self, asked_by: str, tmp_path: Path
+    @pytest.mark.parametrize("is_optional", [False, True], ids=["no tls", "optional tls"])
+    async def test_a_server_gets_nothing_without_tls_from_a_client_that_asks_for_it(
+        self, asked_by: str, is_optional: bool, tmp_path: Path
     ) -> None:
         received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         async def pose_as_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b'INFO {"server_id":"X","version":"2.10.0","max_payload":1048576}\r\n')
-            received.set_result(await reader.read(1000))
+            info = {"server_id": "X", "version": "2.10.0", "max_payload": 1048576, "tls_available": is_optional}
+            writer.write(f"INFO {json.dumps(info)}\r\n".encode())
+            data = await reader.read(1000)
+            if not received.done():
+                received.set_result(data)
             writer.close()
 
-        authority = trustme.CA()
-        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
         login = Login(user="ada", password="hidden", ca=None if asked_by == "address" else tmp_path / "ca.pem")
         async with await asyncio.start_server(pose_as_server, "127.0.0.1") as server:
-            port = server.sockets[0].getsockname()[1]
-            url = f"{'tls' if asked_by == 'address' else 'nats'}://127.0.0.1:{port}"
-            with pytest.raises(keyloft.Unanswered, match="does not offer TLS"):
-                await DatabaseClient.connect(url, plugin_name="trivia", login=login)
-            assert await received == b""
-
-    async def test_a_server_where_tls_is_optional_is_asked_for_it(self, tmp_path: Path) -> None:
-        authority = trustme.CA()
-        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-        made = authority.issue_cert("localhost")
-        made.private_key_pem.write_to_path(tmp_path / "server.key")
-        made.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
-        (tmp_path / "tls.conf").write_text(
-            f'allow_non_tls: true\ntls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server.key" }}'
-        )
-        async with private_server(tmp_path / "tls.conf") as server:
-            encrypted = await connect(
-                f"tls://localhost:{server.port}", name="encrypted", login=Login(ca=tmp_path / "ca.pem")
-            )
-            plain = await connect(f"nats://localhost:{server.port}", name="plain")
-            assert is_encrypted(encrypted)
-            assert not is_encrypted(plain)
-            await encrypted.close()
-            await plain.close()
+            scheme = "tls" if asked_by == "address" else "nats"
+            url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            refusal = "no NATS server answers" if is_optional else "does not offer TLS"
+            with pytest.raises(keyloft.Unanswered, match=refusal):
+                await DatabaseClient.connect(url, plugin_name="trivia", login=login, timeout=0.5)
+            data = await received
+        assert data[:2] == (b"\x16\x03" if is_optional else b""), "TLS begins, or nothing"
 
     @pytest.mark.parametrize("kind", ["credentials", "ca", "certificate", "key"])
     async def test_a_file_that_is_not_there_is_named(self, kind: str, nats_url: str) -> None:
@@ -135,13 +119,6 @@ def test_a_program_that_ends_without_closing_its_client_ends_quietly(nats_url: s
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def is_encrypted(connection: NatsConnection) -> bool:
-    socket = connection._transport
-    assert isinstance(socket, TcpTransport)
-    assert socket._io_writer is not None
-    return socket._io_writer.get_extra_info("ssl_object") is not None
 
 
 def decentralised(folder: Path) -> tuple[Path, Path]:

@@ -22,8 +22,9 @@ from keyloft.core.addresses import without_login
 from keyloft.core.log_text import printable
 from keyloft.errors import InvalidArgument, NotPermitted, Unanswered
 from keyloft.nats.compatibility import check_nats_py
+from keyloft.nats.errors import NoTlsError
 from keyloft.nats.log_rate import LogRate
-from keyloft.nats.messages import NatsConnection, NoTlsError
+from keyloft.nats.messages import NatsConnection
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,14 @@ from keyloft.nats.payloads import to_json
 NEWER_PERMISSIONS: Final = "`keyloft nats-config --replace` writes a configuration that allows it"
 """The cure for what the permissions of an older configuration of NATS don't allow."""
 
+
+class NoTlsError(ConnectionError):
+    """The server does not offer TLS, which its address or a certificate asks for; nothing was sent to it."""
+
+    def __str__(self) -> str:
+        return "this server does not offer TLS, which its address (tls://…) or a certificate asks for; nothing was sent"
+
+
 _KINDS: Final = (
     errors.InvalidJson,
     errors.MissingField,

@@ -15,10 +15,10 @@ from nats.aio.client import Client as Nats
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, Transport
 from nats.errors import BadSubjectError, MaxPayloadError
-from nats.errors import Error as NatsError
 
 from keyloft import limits
 from keyloft.nats.compatibility import incompatible
+from keyloft.nats.errors import NoTlsError
 from keyloft.nats.events import EVENTS
 from keyloft.nats.handlers import EarlyRefusal, Handler, RefusedNames
 from keyloft.nats.receiving import SocketReceiver
@@ -33,13 +33,6 @@ try:
     from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 except ImportError as error:
     raise incompatible(str(error)) from error
-
-
-class NoTlsError(NatsError):
-    """The server does not offer TLS, which its address or a certificate asks for; nothing was sent to it."""
-
-    def __str__(self) -> str:
-        return "this server does not offer TLS, which its address (tls://…) or a certificate asks for; nothing was sent"
 
 
 class NatsConnection(Nats):
@@ -133,12 +126,10 @@ class NatsConnection(Nats):
         if self._handlers:
             self._receive_at_once()
         await super()._read_loop()
-        # nats-py has caught the cancellation with which `asyncio.run` ends a program that left its connection open.
+        # After an unexpected error, nats-py would stay connected and read nothing more. It also catches a cancellation:
+        # that is how `asyncio.run` ends a program that has left its connection open.
         reading = asyncio.current_task()
-        if reading is not None and reading.cancelling():
-            return
-        # After an unexpected error, nats-py would stay connected and read nothing more.
-        if self.is_connected:
+        if self.is_connected and not (reading is not None and reading.cancelling()):
             logger.error("NATS: reading has ended unexpectedly; connecting again")
             await self.force_reconnect()
 
