@@ -7,6 +7,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from time import monotonic
+from typing import Final
+from weakref import WeakSet
 
 import apsw
 
@@ -59,7 +61,7 @@ class Housekeeping:
             if self._is_stopping or sys.is_finalizing():
                 return
             if self._thread is None or not self._thread.is_alive():
-                atexit.register(self._end, limits.EXIT_SECONDS)
+                _running.add(self)
                 name = f"keyloft housekeeping of {self._file.path}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
@@ -84,17 +86,14 @@ class Housekeeping:
             pages, checkpointed = self._shared.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             self._pages_left = pages - checkpointed
 
-    def stop(self) -> None:
-        atexit.unregister(self._end)
-        self._end()
-
-    def _end(self, seconds: float | None = None) -> None:
-        """End the thread, and wait for that.
-
-        Also before the interpreter ends: it would stop the thread wherever it is, and leave its locks taken.
-        """
+    def ask_to_stop(self) -> None:
         self._is_stopping = True
         self._woken.set()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """End the thread, and wait for that, but no longer than this."""
+        self.ask_to_stop()
+        _running.discard(self)
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(seconds)
 
@@ -188,3 +187,18 @@ class Housekeeping:
         first, longest = limits.CHECKPOINT_RETRY_PAUSES
         self._not_before = monotonic() + min(first * 2**self._incomplete, longest)
         self._incomplete = min(self._incomplete + 1, 10)
+
+
+_running: Final[WeakSet[Housekeeping]] = WeakSet()
+"""Those whose thread was started."""
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End all threads before the interpreter ends, which would stop them wherever they are, with their locks taken."""
+    left = [*_running]
+    for one in left:
+        one.ask_to_stop()
+    deadline = monotonic() + limits.EXIT_SECONDS
+    for one in left:
+        one.stop(max(0.0, deadline - monotonic()))
