@@ -16,7 +16,7 @@ from keyloft.plugins import BotDatabase, CurrentValue, DatabaseClient, DatabaseS
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.usage import PluginUsage
 from tests.support.fork_server import run
-from tests.support.nats import private_server
+from tests.support.nats import private_server, settled
 
 PREFIX = "more.kv"
 
@@ -247,7 +247,7 @@ async def test_updates_of_a_key_do_not_add_up_their_timeouts(monkeypatch: pytest
         await DatabaseClient.connect(server.url, plugin_name="trivia", prefix=PREFIX, timeout=0.5) as client,
     ):
         await silent.subscribe(f"{PREFIX}.trivia.get", cb=_answer_nothing)
-        await silent.flush()
+        await settled(silent)
         updates = [client.kv.update("number", lambda number: number + 1, default=0) for _ in range(100)]
         async with asyncio.timeout(20):  # one after the other they would take 50 s
             done = await asyncio.gather(*updates, return_exceptions=True)

@@ -24,6 +24,7 @@ from keyloft.semantic import (
     StaleFence,
     VersionConflict,
 )
+from tests.support.nats import settled
 
 CURSOR = Semantics("cursor", producer="harvester", consumer_hints=("search", "ui"))
 SPOT = "tenant/acme/project/web"
@@ -265,7 +266,7 @@ async def test_an_answer_that_got_lost_is_asked_for_again(nats_url: str, store: 
         lost.append(answer.data)
 
     await other.subscribe("front.semantic.>", cb=forgetful)
-    await other.flush()
+    await settled(other)
     async with await SemanticClient.connect(
         nats_url, tenant="acme", project="web", prefix="front.semantic", timeout=0.5
     ) as client:

@@ -27,6 +27,7 @@ from keyloft.semantic import (
     WriteRequest,
 )
 from tests.semantic.over_nats import served
+from tests.support.nats import settled
 
 PROJECT = "tenant/acme/project/web"
 CURSOR = Semantics("cursor")
@@ -371,7 +372,7 @@ async def test_an_update_whose_answer_got_lost_is_made_once(nats_url: str, store
 
     async with SemanticService(connection, store, prefix="behind.updates"):
         await other.subscribe("front.updates.>", cb=forgetful)
-        await other.flush()
+        await settled(other)
         async with await SemanticClient.connect(
             nats_url, tenant="acme", project="web", prefix="front.updates", timeout=0.3
         ) as client:
