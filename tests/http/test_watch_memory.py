@@ -303,6 +303,7 @@ async def test_watches_that_were_small_and_grow_are_read_within_the_bound(
 async def test_other_requests_are_answered_between_the_parts_of_large_answers(
     api: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "HTTP_UNSENT_SECONDS", LONGEST_SECONDS)  # the clients share this event loop
     for number in range(20):
         await put(api, f"k/={number}", b"x" * 900_000)
     iteration = 0
