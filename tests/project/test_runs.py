@@ -51,7 +51,10 @@ def test_a_process_that_outlives_a_run_fails_it_and_is_ended(tmp_path: Path, opt
 import pathlib, subprocess, sys
 
 def test_leaves_a_process_behind():
-    running = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={}, start_new_session=True)
+    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+    running = subprocess.Popen(command, env={}, stdout=subprocess.PIPE, start_new_session=True)
+    with running.stdout as printed:
+        printed.readline()  # while it starts, /proc does not show its environment
     pathlib.Path("pid").write_text(str(running.pid))
     running.returncode = 0  # no warning of Python
 """
