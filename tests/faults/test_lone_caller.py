@@ -2,13 +2,13 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 import keyloft
+from keyloft import limits
 from keyloft.clock import SystemClock
 from keyloft.engines.sqlite import lone_callers
 from keyloft.engines.sqlite.engine import SqliteEngine
@@ -20,30 +20,34 @@ from .vfs import NotingVFS
 
 
 class TimedDisk(NotingVFS):
-    """A disk whose sync takes as long as a test says; it notes which thread waited."""
+    """A disk whose sync takes as long as a test says, by a clock of its own; it notes which thread waited."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.now = 1000.0
         self.seconds = 0.0
         self.on_loop: list[bool] = []
         self.failing_syncs = self._wait
 
+    def monotonic(self) -> float:
+        return self.now
+
     def _wait(self) -> bool:
         self.on_loop.append(threading.current_thread() is threading.main_thread())
-        time.sleep(self.seconds)
+        self.now += self.seconds
         return False
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> TimedDisk:
     monkeypatch.setattr(lone_callers, "devices", {})
-    # A busy machine is not a slow disk: what the tests call slow takes far longer.
-    monkeypatch.setattr("keyloft.limits.FAST_SYNC_SECONDS", 0.1)
-    monkeypatch.setattr("keyloft.limits.SLOW_SYNC_SECONDS", 0.2)
-    monkeypatch.setattr("keyloft.limits.RECENT_SYNC_SECONDS", 60)
-    monkeypatch.setattr("keyloft.limits.LONE_CALLER_SECONDS", 0.5)
     monkeypatch.setattr("keyloft.limits.INLINE_SECONDS", 60)
-    return TimedDisk()
+    disk = TimedDisk()
+    # A busy machine is not a slow disk.
+    monkeypatch.setattr("keyloft.engines.loop_iteration.time", disk)
+    for module in ("commits", "engine", "writes"):
+        monkeypatch.setattr(f"keyloft.engines.sqlite.{module}.monotonic", disk.monotonic)
+    return disk
 
 
 @pytest.fixture
@@ -141,8 +145,8 @@ async def test_with_another_task_at_work_the_event_loop_never_waits(
     assert await syncs_of(disk, kv, 50) == [False] * len(disk.on_loop)
     is_over = True
     await task
-    assert not any(await syncs_of(disk, kv, 3)), "its calls are not yet half a second old"
-    await asyncio.sleep(0.6)
+    assert not any(await syncs_of(disk, kv, 3)), "its calls are not yet old"
+    disk.now += 2 * limits.LONE_CALLER_SECONDS
     assert all(await syncs_of(disk, kv, 3))
 
 
