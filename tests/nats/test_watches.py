@@ -488,7 +488,7 @@ async def test_a_watch_that_is_closed_during_an_outage_does_not_come_back(tmp_pa
                 await asyncio.sleep(0.001)
             await settled(client.nats)
             with pytest.raises(NoRespondersError):
-                await client.nats.request(events, b"", timeout=1.0)
+                await client.nats.request(events, b"", timeout=_SECONDS)
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def stop(pid: int) -> None:
 def _thread_states(pid: int) -> set[str]:
     found = set()
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError):  # it has just ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             found.add((thread / "stat").read_text().rsplit(")", 1)[1].split()[0])
     return found
 
