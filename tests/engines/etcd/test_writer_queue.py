@@ -278,7 +278,7 @@ async def test_a_process_that_is_stopped_while_it_is_next_delays_others_for_a_mo
             busy.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         await asyncio.gather(*[set_key(engine, b"%d" % number) for number in range(32)])
-        assert time.monotonic() < began + 2  # of which 0.5 s are the turn's; the rest is for a busy machine
+        assert time.monotonic() < began + 10  # of which 0.5 s are the turn's; the rest is for a busy machine
     finally:
         busy.kill()
         await busy.wait()
