@@ -1,9 +1,12 @@
-"""Makes files that only their owner can read and write."""
+"""Paths of files, and files that only their owner can read and write."""
 
 import contextlib
 import errno
 import os
+from pathlib import Path
 from typing import Final
+
+from keyloft.errors import CannotOpen
 
 OWNER_ONLY: Final = 0o600
 OUT_OF_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -24,3 +27,22 @@ def create_private(path: str | os.PathLike[str]) -> OSError | None:
     with os.fdopen(file, "wb"), contextlib.suppress(OSError, AttributeError):
         os.fchmod(file, OWNER_ONLY)  # the umask may have taken bits away; not every system and disk has modes
     return None
+
+
+def absolute_path(path: str) -> str:
+    """The absolute path of a database file; `~` and `~user` stand for home directories.
+
+    Raises:
+        CannotOpen: There is no such user, or the path is not UTF-8.
+    """
+    try:
+        found = str(Path(path).expanduser().absolute())
+    except RuntimeError:
+        raise CannotOpen(f"{path} can't be opened: there is no such user on this machine") from None
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        raise CannotOpen(
+            f"{found!a} can't be opened: SQLite takes only paths in UTF-8; rename the file or folder"
+        ) from None
+    return found

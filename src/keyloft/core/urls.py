@@ -32,6 +32,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from keyloft.core.files import absolute_path
 from keyloft.errors import CannotOpen, InvalidArgument, KeyloftError
 
 AnyUrl: TypeAlias = "str | os.PathLike[str] | DatabaseUrl | None"
@@ -110,7 +111,7 @@ class DatabaseUrl(Struct, frozen=True, kw_only=True):
             raise InvalidArgument(
                 f"a path takes no options: write sqlite:///{_quoted(text)}, or pass a Path for a file of that name"
             )
-        return cls(engine="sqlite", shown=text, path=_absolute(text))
+        return cls(engine="sqlite", shown=text, path=absolute_path(text))
 
     @property
     def file(self) -> Path | None:
@@ -267,7 +268,7 @@ def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
     _check_path(path)
     immutable = "immutable=1" in options
     return DatabaseUrl(
-        engine="sqlite", shown=before + rest, path=_absolute(path), read_only=bool(options), immutable=immutable
+        engine="sqlite", shown=before + rest, path=absolute_path(path), read_only=bool(options), immutable=immutable
     )
 
 
@@ -441,17 +442,3 @@ def _host(host: str) -> dict[str, Any]:
     if ":" in name and not name.endswith("]"):
         raise InvalidArgument("an IPv6 address is written between brackets, as in [::1]:5432")
     return {"host": name.strip("[]"), "port": int(port)}
-
-
-def _absolute(path: str) -> str:
-    try:
-        found = str(Path(path).expanduser().absolute())
-    except RuntimeError:
-        raise CannotOpen(f"{path} can't be opened: there is no such user on this machine") from None
-    try:
-        found.encode()
-    except UnicodeEncodeError:
-        raise CannotOpen(
-            f"{found!a} can't be opened: SQLite takes only paths in UTF-8; rename the file or folder"
-        ) from None
-    return found
