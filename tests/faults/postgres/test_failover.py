@@ -145,7 +145,8 @@ async def test_a_former_primary_that_was_taken_for_the_primary_is_left_for_the_n
             for stamp in lost:
                 assert not (await misled.atomic().check(("k",), stamp).set(("k",), 1).commit()).ok
             with pytest.raises(keyloft.HistoryGone):
-                await anext(watch)
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    await anext(watch)
             assert await misled.set(("k",), "after") > VERSION_JUMP > max(lost)
             # It does not go back, although the former primary still runs.
             new.kill()
