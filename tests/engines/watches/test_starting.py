@@ -75,6 +75,43 @@ async def test_a_watch_that_continues_misses_nothing_until_it_has_started(
             found |= {change.key for change in await anext(watch)}
 
 
+async def test_a_read_that_did_not_wait_for_a_watch_to_start_is_not_older_than_its_start(
+    emptied_postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch may take long to start, as in a failover, and then starts at a version after that of the answer."""
+    may_start, was_read = asyncio.Event(), asyncio.Event()
+    wait, bounds = WatchStarter.wait, iter([False])
+
+    async def answer_later() -> tuple[int, int]:
+        await may_start.wait()
+        return await answer()
+
+    async def first_not_at_all(self: WatchStarter, seconds: float | None = None) -> bool:
+        return next(bounds, True) and await wait(self)
+
+    async with opened(emptied_postgres_url, clock) as engine, opened(emptied_postgres_url, clock) as other:
+        answer, read = engine.reads.counter, engine.reads.read
+
+        async def noted(*asks: Ask) -> list[Any]:
+            found = await read(*asks)
+            was_read.set()
+            return found
+
+        monkeypatch.setattr(engine.reads, "counter", answer_later)
+        monkeypatch.setattr(engine.reads, "read", noted)
+        monkeypatch.setattr(WatchStarter, "wait", first_not_at_all)
+        everything = Scan(Space.TUPLES, b"\x00", b"\xff", 10)
+        async with asyncio.timeout(30):
+            watch = engine.watch(everything)
+            reading = asyncio.create_task(engine.read(everything))
+            await was_read.wait()
+            await other.commit(Batch((put(b"k"),)))
+            may_start.set()
+            [page] = await reading
+        assert list(page.keys) == [b"k"]
+        await watch.aclose()
+
+
 async def test_watches_survive_an_unexpected_failure_of_the_feed(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from keyloft import limits
@@ -58,13 +59,16 @@ class EtcdEngine(ServerEngine[EtcdWriter]):
         self._sweeping = asyncio.create_task(self._sweep_chunks(), name="keyloft sweeper")
 
     async def read(self, *asks: Ask) -> list[Any]:
-        self.check_usable()
         if self._starter.pending:
-            await self._starter.wait()
             self.check_usable()
+            return await self._starter.once_started(lambda: self._answers(asks))
+        return await self._answers(asks)
+
+    def _answers(self, asks: Sequence[Ask]) -> Awaitable[list[Any]]:
+        self.check_usable()
         if len(asks) == 1 and type(asks[0]) is Get:
-            return await self._reads.gets((asks[0],))  # most reads are one get, and this saves a call
-        return await self._reads.read(*asks)
+            return self._reads.gets((asks[0],))  # most reads are one get, and this saves a call
+        return self._reads.read(*asks)
 
     async def _counter(self) -> Start:
         view = await self._reads.counter()

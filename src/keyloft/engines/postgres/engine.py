@@ -1,5 +1,6 @@
 """The engine on a PostgreSQL database: reads, group commits, and watches over connections of its own."""
 
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from keyloft import limits
@@ -98,15 +99,18 @@ class PostgresEngine(ServerEngine[PostgresWriter]):
         self.writer = PostgresWriter(server, slot, server_clock, history, lambda: self._feed.has_watches)
 
     async def read(self, *asks: Ask) -> list[Any]:
-        self.check_usable()
         if self._starter.pending:
-            await self._starter.wait()
             self.check_usable()
+            return await self._starter.once_started(lambda: self._answers(asks))
+        return await self._answers(asks)
+
+    def _answers(self, asks: Sequence[Ask]) -> Awaitable[list[Any]]:
+        self.check_usable()
         if self._standbys is not None:
-            return await self._standbys.read(*asks)
+            return self._standbys.read(*asks)
         if len(asks) == 1 and type(asks[0]) is Get and not asks[0].include_expired:
-            return await self.reads.points.read(asks[0].space, (asks[0],))  # the hot path: one call less
-        return await self.reads.read(*asks)
+            return self.reads.points.read(asks[0].space, (asks[0],))  # the hot path: one call less
+        return self.reads.read(*asks)
 
     def health(self) -> ServerHealth:
         answered = {} if self._standbys is None else self._standbys.answered

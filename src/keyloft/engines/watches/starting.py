@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from keyloft import limits
 from keyloft.core.engine import LogWatch, Watch
@@ -13,6 +13,8 @@ from keyloft.engines.watches.watch import EngineWatch
 from keyloft.errors import Busy, Closed, DatabaseError, Unreachable
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class WatchStarter:
@@ -46,12 +48,25 @@ class WatchStarter:
         self._begin(watch)
         return watch
 
-    async def wait(self) -> None:
-        """Wait until new watches have started, for a bounded time: the server may not answer.
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait until new watches have started, but not for ever: the server may be silent. Returns whether they have.
 
         So a caller that makes a watch, and then reads or writes, misses nothing.
         """
-        await asyncio.wait(self.pending, timeout=self._patience / 4)
+        _, left = await asyncio.wait(self.pending, timeout=self._patience / 4 if seconds is None else seconds)
+        return not left
+
+    async def once_started(self, read: Callable[[], Awaitable[T]]) -> T:
+        """The answer of a read that begins after new watches have started.
+
+        If that takes long, it begins nevertheless: while there is no primary, standbys answer. But where the server has
+        answered, the watches start as well, perhaps at a later version than the answer shows: then it is read again.
+        """
+        if not await self.wait():
+            answer = await read()
+            if self.pending and not await self.wait(limits.WATCH_CHECK_SECONDS):
+                return answer
+        return await read()
 
     async def aclose(self) -> None:
         for starting in self.pending:
