@@ -102,7 +102,8 @@ def at_a_terminal(
 ) -> tuple[int, str]:
     """Run a command as a process at a terminal of its own: the exit code, and all it shows.
 
-    There `answer` is typed, once `after` is on the screen.
+    There `answer` is typed; or, if `after` is given, once that is on the screen, and again after a second of silence:
+    between the question and the read of its answer, Python may lose a Ctrl-C.
     """
     terminal, its_end = os.openpty()
     try:
@@ -117,12 +118,14 @@ def at_a_terminal(
     finally:
         os.close(its_end)
     shown = b""
+    is_due = True
     deadline = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < deadline:
-        if answer and after.encode() in shown:
+        if answer and is_due and after.encode() in shown:
             os.write(terminal, answer.encode())
-            answer = ""
+            is_due = False
         ready, _, _ = select.select([terminal], [], [], 1.0)
+        is_due = is_due or (bool(after) and not ready)
         if ready:
             try:
                 some = os.read(terminal, 4096)
