@@ -55,6 +55,7 @@ THE_CHANGE_LOG: Final = (
     "test_a_follower_of_the_log_learns_of_an_entry_that_has_expired_when_it_is_written",
     "test_an_entry_that_one_batch_puts_and_touches_is_logged_as_put",
     "test_who_follows_the_log_from_a_version_gets_an_entry_that_a_long_batch_puts_and_touches",
+    "test_who_follows_a_long_commit_in_slices_gets_expiries_after_the_puts_that_they_end",
 )
 WHAT_HAS_EXPIRED: Final = (
     "test_due_gives_what_expired_after_a_moment_and_what_is_next",
