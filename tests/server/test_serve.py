@@ -19,6 +19,7 @@ import nats
 import pytest
 from nats.errors import NoRespondersError
 
+from keyloft.errors import NoService
 from keyloft.plugins import BotDatabase, DatabaseClient
 from keyloft.server.isolation import isolate
 from keyloft.server.nats_process import NatsServer
@@ -515,7 +516,13 @@ async def test_logins_are_used_and_their_refusal_is_reported(tmp_path: Path) -> 
             isolation.write(config, replace=True)
             await server.reload()
             await served.shows("/healthz", 200)
-            assert await DatabaseClient(client, "trivia").kv.get("score", "nothing") == "nothing"
+            # It is connected; NATS may not have carried out its subscriptions yet.
+            async with asyncio.timeout(LONGEST_SECONDS):
+                while True:
+                    with suppress(NoService):
+                        assert await DatabaseClient(client, "trivia").kv.get("score", "nothing") == "nothing"
+                        break
+                    await asyncio.sleep(0.02)
             await client.close()
 
 
