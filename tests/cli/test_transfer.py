@@ -26,7 +26,7 @@ from keyloft.admin.transfer import compare
 from keyloft.clock import SystemClock
 from keyloft.core import keys
 from keyloft.core.maintenance import EVERYTHING, Existing, Loaded, Maintenance
-from keyloft.core.records import Key, Record, Space
+from keyloft.core.records import SERVICE_ROWS, Key, Record, Space
 from keyloft.engines import open_maintenance
 from keyloft.errors import InvalidArgument, Undecodable
 from keyloft.limits import LAST_VERSION, MAINTENANCE_ROWS
@@ -71,9 +71,11 @@ named_keys = st.builds(
     lambda name, key: keys.store_prefix(name) + key, st.sampled_from(["a", "B-2", "x/y"]), tuple_keys
 )
 any_key = st.one_of(tuple_keys, named_keys, st.binary(min_size=1, max_size=12))
+# Exports leave out the rows of services.
+semantic_keys = st.binary(min_size=1, max_size=12).filter(lambda key: not key.startswith(SERVICE_ROWS))
 any_row = st.one_of(
     st.tuples(st.just(Space.TUPLES), rows(any_key, stored_values)),
-    st.tuples(st.just(Space.SEMANTIC), rows(st.binary(min_size=1, max_size=12), stored_values)),
+    st.tuples(st.just(Space.SEMANTIC), rows(semantic_keys, stored_values)),
     st.tuples(st.just(Space.PLUGINS), rows(st.tuples(texts, texts), st.tuples(json_texts, st.just(0)))),
 )
 
