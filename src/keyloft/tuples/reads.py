@@ -8,7 +8,7 @@ from keyloft import limits
 from keyloft.core import keys
 from keyloft.core.closing import AsyncClosing
 from keyloft.core.engine import Engine
-from keyloft.core.keys import KeyLike, TupleKey, encode
+from keyloft.core.keys import KeyLike, TupleKey, encode, encode_many
 from keyloft.core.paging import PageSize
 from keyloft.core.records import Count, Get, Space
 from keyloft.core.slices import free_in_slices, in_slices
@@ -74,7 +74,7 @@ class StoreReads(NoSubscripts, AsyncClosing):
         """The entries at several keys, in their order, all as of one moment."""
         wanted, codec = several(keys), codec_or_none(type)
         if len(wanted) <= limits.SLICE_ITEMS:
-            found = await self.engine.read(*[Get(_TUPLES, encode(key, ITEM)) for key in wanted])
+            found = await self.engine.read(*[Get(_TUPLES, key) for key in encode_many(wanted, ITEM)])
             return entries_at(wanted, found, codec, self._key)
         asks = await in_slices(lambda key: Get(_TUPLES, encode(key, ITEM)), wanted)
         records = await self.engine.read(*asks)

@@ -231,7 +231,7 @@ def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: Callable[[
     rows: list[Row] | None = None
     if limits.SQLITE_GETS_WORTH_A_STATEMENT <= len(keys) <= limits.SQLITE_GETS_PER_STATEMENT:
         try:
-            rows = cursor.execute(_TUPLE_LAYOUT.gets, _TUPLE_LAYOUT.bind_keys(keys)).fetchall()
+            rows = cursor.execute(_TUPLE_LAYOUT.gets_without_times, _TUPLE_LAYOUT.bind_keys(keys)).fetchall()
             if (page := _intact_page(keys, rows)) is not None:
                 return page
         except (UnicodeDecodeError, TypeError):
@@ -242,18 +242,19 @@ def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: Callable[[
     asks = [Get(space, key) for key in keys]
     if rows is None:
         return points(cursor, asks, now())
-    return _records(cursor, cast(LargeValueTable, _TUPLE_LAYOUT.large), asks, rows, now())
+    as_of_gets = [(*row[:-1], 0, 0, row[-1]) for row in rows]
+    return _records(cursor, cast(LargeValueTable, _TUPLE_LAYOUT.large), asks, as_of_gets, now())
 
 
 def _intact_page(keys: Sequence[bytes], rows: Sequence[Row]) -> Page | None:
-    """The rows that `gets` has found, if each key has one of JSON that never expires, and all checksums match.
+    """The rows of `gets_without_times`, if each key has one of JSON that never expires, and all checksums match.
 
     Raises:
         TypeError: A row has no small value.
     """
     if len(rows) != len(keys):
         return None
-    positions, values, encodings, versions, expiries, _, _, stored = zip(*rows, strict=True)
+    positions, values, encodings, versions, expiries, stored = zip(*rows, strict=True)
     expected = _POSITIONS[: len(keys)], _ALL_JSON[: len(keys)], _NO_EXPIRIES[: len(keys)]
     if (positions, encodings, expiries) != expected:
         return None

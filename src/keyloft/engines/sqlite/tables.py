@@ -106,6 +106,8 @@ class SqliteLayout(Layout):
             f"SELECT position, {self.found} FROM asked CROSS JOIN {table} ON {same}"
         )
         """up to SQLITE_GETS_PER_STATEMENT keys; selects each key's position, then what `found` says"""
+        self.gets_without_times = self.gets.replace(", created_at, updated_at", "")
+        """the same, without these two columns"""
         # The unary plus makes SQLite use the index of expiries: expired entries are few.
         self.count = (
             f"SELECT (SELECT count(*) FROM {table} WHERE {self.within()}) - "
