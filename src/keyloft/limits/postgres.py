@@ -98,5 +98,8 @@ POSTGRES_TRY_SECONDS: Final = 60.0
 POSTGRES_SETUP_ATTEMPTS: Final = 5
 """How often the tables are created while another process creates them, too."""
 
+POSTGRES_LISTENERS_SECONDS: Final = 1.0
+"""For how long it counts that no process listens for commits; one that begins to listen polls for twice as long."""
+
 POSTGRES_LAST_REPORT_SECONDS: Final = 1.0
 """How long closing waits for watches to report the last commits."""

@@ -166,7 +166,7 @@ async def test_functions_of_earlier_revisions_are_dropped_and_those_of_this_one_
 async def test_a_database_without_notifications_is_written_and_watched(postgres_url: str) -> None:
     query(postgres_url, "ALTER FUNCTION pg_notify(text, text) RENAME TO no_longer_notify")
     async with opened(postgres_url) as engine, opened(postgres_url, by="locking") as other:
-        assert engine.server.announcer is None
+        assert not engine.server.has_notifications
         watch = engine.watch(Get(A, b"k"))
         await anext(aiter(watch))
         for writer in (other, engine, other):

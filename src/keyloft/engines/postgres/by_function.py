@@ -261,8 +261,8 @@ class ByFunction:
         }
         if server.clock is not None:
             arguments["given_clock"] = server.now()
-        if server.announcer is not None:
-            arguments["announcer"] = server.announcer
+        if (announcer := server.announcer) is not None:
+            arguments["announcer"] = announcer
         if names is not None:
             arguments |= {"setting_names": names, "setting_values": values}
         for space, bound in rows.items() if len(rows) == 1 else [(space, rows.get(space, {})) for space in SPACES]:

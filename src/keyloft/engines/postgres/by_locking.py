@@ -105,8 +105,8 @@ class ByLocking:
     async def write_version_and_commit(self, transaction: Transaction, version: int, now: int) -> None:
         """Write the version counter, notify other processes, and commit, in one round trip."""
         statements = [log.write_version(self._server.timeline, version, now)]
-        if self._server.announcer is not None:
-            statements.append(log.NOTIFY.format(name=self._server.announcer, version=version))
+        if (announcer := self._server.announcer) is not None:
+            statements.append(log.NOTIFY.format(name=announcer, version=version))
         await transaction.execute("; ".join((*statements, "COMMIT")))
 
     async def _load(self, transaction: Transaction, group: Sequence[Batch]) -> dict[Address, Record]:

@@ -58,7 +58,7 @@ _COMMON: Final = {
     "numbers": "bigint[]",
     "given_clock": "bigint",  # NULL for the server's clock
     "parts": "bytea[]",  # rows for the change log
-    "announcer": "text",  # the name of the process in notifications; NULL where the server has none
+    "announcer": "text",  # the name of the process in notifications; NULL where no one is to be notified
     "setting_names": "text[]",  # of this transaction; NULL where the session has them
     "setting_values": "text[]",
 }

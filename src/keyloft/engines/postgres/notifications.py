@@ -8,6 +8,7 @@ from keyloft import limits
 from keyloft.engines.commit.batcher import Batcher
 from keyloft.engines.postgres.connections import Slot
 from keyloft.engines.postgres.errors import Failure
+from keyloft.engines.postgres.listeners import SHOW_LISTENER
 from keyloft.engines.postgres.log import CHANNEL, NOTIFY, READ_VERSION
 from keyloft.engines.postgres.server import Connection, PostgresServer
 from keyloft.engines.watches.feed import ChangeFeed
@@ -19,7 +20,8 @@ logger = logging.getLogger(__name__)
 class CommitListener:
     """Reports commits of other processes to the watches' feed, for as long as there are watches.
 
-    The version counter is polled in any case: often until the first notification arrives, and now and then after that.
+    The version counter is polled in any case: often until the first notification arrives and all other processes know
+    that this one listens, and now and then after that.
     If it moved without one, notifications get lost on their way, as with PgBouncer, and it is polled often again.
     """
 
@@ -30,12 +32,15 @@ class CommitListener:
         self._feed = feed
         self._batcher = batcher
         self._set_clock = set_clock
+        self._loop = asyncio.get_running_loop()
         self._listening = Slot(server)
         self._polling = Slot(server)
         self._listener: Connection = None
         self._task: asyncio.Task[None] | None = None
         self._notifications_arrive = False
         self._missed = 0
+        self._is_known_from = 0.0
+        """From when on all processes know that this one listens, by the event loop's time."""
 
     def start(self) -> None:
         """Start, unless it runs already."""
@@ -62,16 +67,15 @@ class CommitListener:
                 except DatabaseError as error:
                     self._notifications_arrive = False
                     logger.warning("polling for commits of other processes failed, trying again: %s", error)
-                await asyncio.sleep(
-                    limits.WATCH_CHECK_SECONDS if self._notifications_arrive else limits.WATCH_POLL_SECONDS
-                )
+                is_notified = self._notifications_arrive and self._loop.time() >= self._is_known_from
+                await asyncio.sleep(limits.WATCH_CHECK_SECONDS if is_notified else limits.WATCH_POLL_SECONDS)
         finally:
             self._listening.abandon()
             self._polling.abandon()
 
     async def _listen(self) -> None:
         if (
-            self._server.announcer is None
+            not self._server.has_notifications
             or self._server.is_pooled
             or (self._listener is not None and not self._listener.is_closed())
         ):
@@ -80,7 +84,9 @@ class CommitListener:
         self._listener = await self._listening.retry(self._listening.connected)
         try:
             async with asyncio.timeout(self._server.patience):
+                await self._listener.execute(SHOW_LISTENER)
                 await self._listener.add_listener(CHANNEL, self._on_notification)
+                self._is_known_from = self._loop.time() + 2 * limits.POSTGRES_LISTENERS_SECONDS
                 # If notifications arrive here, so does this one.
                 await self._listener.execute(NOTIFY.format(name=self._server.process, version=0))
         except (*Failure, TimeoutError) as error:

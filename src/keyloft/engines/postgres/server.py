@@ -126,14 +126,21 @@ class PostgresServer:
         """A name that no other process uses."""
         self.process = self.token
         """Names the commits of this process in notifications, once the schema was checked."""
-        self.announcer: str | None = None
-        """The name in notifications, or None where the server has none."""
+        self.has_notifications = False
+        """Whether the server has NOTIFY."""
+        self.has_listeners = True
+        """Whether a process listens for commits, as far as known (`listeners.py`)."""
         self.functions = function.functions_in()
         """The functions that commit, once the schema was checked."""
         self.has_function = False
         """Whether the server has the functions that commit."""
         self._last_failure: str | None = None
         self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def announcer(self) -> str | None:
+        """The name with which a commit notifies other processes; None if it need not, or can't."""
+        return self.process if self.has_notifications and self.has_listeners else None
 
     @property
     def timeline(self) -> str:

@@ -84,14 +84,14 @@ async def _check_revision(server: PostgresServer, connection: Connection, revisi
 
 async def set_up_commits(server: PostgresServer, connection: Connection) -> None:
     """Find out what the server has: notifications, and functions; make those that commit."""
-    server.announcer = server.process
+    server.has_notifications = True
     try:
         async with connection.transaction():
             await connection.execute(log.NOTIFY.format(name=server.process, version=0))
     except asyncpg.PostgresError as error:
         if errors.is_lost(error):
             raise
-        server.announcer = None
+        server.has_notifications = False
         logger.info("%s sends no notifications: %s", server.name, errors.message_of(error, server.address))
     await make_functions(server, connection)
 

@@ -32,6 +32,7 @@ from keyloft.engines.postgres.errors import (
     is_stale,
     is_too_slow,
 )
+from keyloft.engines.postgres.listeners import Listeners
 from keyloft.engines.postgres.locked_rows import LockedRows, addresses_of, spaces_of
 from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.tables import LAYOUTS
@@ -65,6 +66,7 @@ class PostgresWriter:
         self.slot = slot
         self.by_function = ByFunction(server, history, clock, wants_changes)
         self._by_locking = ByLocking(server, history)
+        self._listeners = Listeners(server)
         self._locked_rows = LockedRows()
         self.attempt: CommitAttempt | None = None
         """The attempt that is under way."""
@@ -254,6 +256,7 @@ class PostgresWriter:
             try:
                 async with asyncio.timeout_at(deadline - reserve):
                     await self.slot.connected()
+                    await self._listeners.refresh(self.slot)
                     attempted = await way.commit(self.slot, attempt)
                 if isinstance(attempted, Outcome):
                     return self._done(attempted)

@@ -1,0 +1,125 @@
+"""Commits on PostgreSQL notify other processes while one of them listens, and only then."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import asyncpg  # type: ignore[import-untyped,unused-ignore]
+import pytest
+
+from keyloft import limits
+from keyloft.core.records import Batch, Get, Sum
+from keyloft.engines.postgres import listeners
+from keyloft.engines.postgres.engine import PostgresEngine
+from keyloft.engines.postgres.log import CHANNEL
+from tests.engines.postgres.test_function import role_that_may_write
+from tests.support.postgres_commits import A, opened
+from tests.support.postgres_proxy import ENDLESS_SECONDS
+
+_ONE_MORE = Batch((Sum(A, b"k", 1),))
+
+
+class Heard:
+    """The notifications of a database, as a program hears them that is no process of Keyloft."""
+
+    def __init__(self, session: asyncpg.Connection) -> None:
+        self._session = session
+        self._payloads: list[str] = []
+        self._arrived = asyncio.Event()
+
+    def note(self, connection: object, process: int, channel: str, payload: str) -> None:
+        self._payloads.append(payload)
+        self._arrived.set()
+
+    async def of(self, engine: PostgresEngine) -> list[str]:
+        """The versions that a process has announced until now."""
+        self._arrived.clear()
+        # Notifications arrive in the order of their commits, so this one arrives after all earlier ones.
+        await self._session.execute(f"NOTIFY {CHANNEL}, 'end'")
+        async with asyncio.timeout(ENDLESS_SECONDS):
+            while "end" not in self._payloads:
+                self._arrived.clear()
+                await self._arrived.wait()
+        before, self._payloads = self._payloads[: self._payloads.index("end")], []
+        found = [payload.split() for payload in before]
+        return [version for name, version in found if name == engine.server.process and version != "0"]
+
+
+@asynccontextmanager
+async def heard(url: str) -> AsyncIterator[Heard]:
+    session = await asyncpg.connect(url)
+    try:
+        notifications = Heard(session)
+        await session.add_listener(CHANNEL, notifications.note)
+        yield notifications
+    finally:
+        await session.close()
+
+
+async def count(engine: PostgresEngine) -> str:
+    """The version of one more commit."""
+    done = await engine.commit(_ONE_MORE)
+    return str(getattr(done, "version", None))
+
+
+@pytest.mark.parametrize("by", ["function", "locking"])
+async def test_commits_notify_while_a_process_listens(
+    postgres_url: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "POSTGRES_LISTENERS_SECONDS", 0.0)  # look before each commit
+    async with opened(postgres_url, by=by) as writer, heard(postgres_url) as notifications:
+        await count(writer)
+        assert await notifications.of(writer) == []
+        async with opened(postgres_url) as other:
+            watch = other.watch(Get(A, b"k"))
+            await anext(aiter(watch))
+            while not writer.server.has_listeners:
+                await count(writer)  # the watch has started; its process begins to listen
+            await notifications.of(writer)
+            version = await count(writer)
+            assert await notifications.of(writer) == [version]
+        while writer.server.has_listeners:
+            await count(writer)  # the server ends the sessions of a closed engine
+        await notifications.of(writer)
+        await count(writer)
+        assert await notifications.of(writer) == []
+
+
+async def test_a_watch_hears_of_a_process_that_does_not_yet_know_of_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "POSTGRES_LISTENERS_SECONDS", ENDLESS_SECONDS)
+    monkeypatch.setattr(limits, "WATCH_CHECK_SECONDS", 2 * ENDLESS_SECONDS)
+    async with opened(postgres_url) as writer, opened(postgres_url) as other, heard(postgres_url) as notifications:
+        await count(writer)
+        assert not writer.server.has_listeners
+        async with aclosing(aiter(other.watch(Get(A, b"k")))) as changes:  # type: ignore[type-var]
+            await anext(changes)
+            for _ in range(5):
+                version = await count(writer)
+                async with asyncio.timeout(ENDLESS_SECONDS):
+                    [change] = await anext(changes)
+                assert str(change.record and change.record.version) == version
+        assert await notifications.of(writer) == []
+
+
+async def test_each_user_of_the_database_sees_who_listens(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "POSTGRES_LISTENERS_SECONDS", 0.0)
+    async with opened(postgres_url) as other:
+        watch = other.watch(Get(A, b"k"))
+        await anext(aiter(watch))
+        with role_that_may_write(postgres_url) as url:
+            async with opened(url) as writer:
+                async with asyncio.timeout(ENDLESS_SECONDS):
+                    await count(writer)
+                    while not writer.server.has_listeners:
+                        await count(writer)
+
+
+async def test_commits_notify_where_the_server_does_not_say_who_listens(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listeners, "FIND_LISTENERS", "SELECT EXISTS (SELECT FROM pg_stat_activity_of_another_server)")
+    async with opened(postgres_url) as writer, heard(postgres_url) as notifications:
+        version = await count(writer)
+        assert await notifications.of(writer) == [version]
