@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -247,3 +248,21 @@ class TestReportedErrors:
         left_out = [int(found[1]) for message in caplog.messages if (found := re.match(r"NATS: (\d+) more", message))]
         assert len(shown) + sum(left_out) == 200
         assert left_out
+
+
+async def test_a_client_closes_while_nats_is_away() -> None:
+    async with private_server() as server:
+        client = await DatabaseClient.connect(server.url, plugin_name="trivia")
+        with pytest.raises(keyloft.NoService):
+            await client.kv.get("k")
+        os.kill(server.pid, signal.SIGKILL)
+        while not client.nats.is_reconnecting:
+            await asyncio.sleep(0.01)
+        calls = [asyncio.ensure_future(client.kv.set("k", number)) for number in range(3)]
+        while not client.nats.pending_data_size:
+            await asyncio.sleep(0.01)
+        await client.aclose()
+        assert client.nats.is_closed
+        assert [type(error) for error in await asyncio.gather(*calls, return_exceptions=True)] == 3 * [keyloft.Unanswered]
+        subscriptions = [task for task in asyncio.all_tasks() if "_wait_for_msgs" in repr(task)]
+        assert subscriptions == []

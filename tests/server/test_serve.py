@@ -20,7 +20,9 @@ import pytest
 from nats.errors import NoRespondersError
 
 from keyloft.errors import NoService
-from keyloft.plugins import BotDatabase, DatabaseClient
+from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
+from keyloft.server.app import App
+from keyloft.server.config import Config
 from keyloft.server.isolation import isolate
 from keyloft.server.nats_process import NatsServer
 from tests.support.fork_server import ForkedProcess, run
@@ -265,6 +267,39 @@ async def test_its_nats_server_is_started_again(tmp_path: Path) -> None:
         assert served.children != [child]
         served.process.terminate()
         assert await served.ends() == 0
+
+
+async def test_it_ends_in_good_order_while_nats_is_away(tmp_path: Path) -> None:
+    async with private_server() as server, serving(tmp_path, "--nats", server.url) as served:
+        os.kill(server.pid, signal.SIGKILL)
+        await served.logs("the connection is lost")
+        served.process.terminate()
+        assert await served.ends() == 0
+
+
+async def test_a_signal_ends_it_though_a_library_has_caught_the_cancellation(tmp_path: Path) -> None:
+    caught = asyncio.Event()
+
+    async def start(service: DatabaseService) -> None:
+        beginning.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            caught.set()
+        await original(service)
+
+    beginning, original = asyncio.Event(), DatabaseService.start
+    async with private_server() as server:
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(DatabaseService, "start", start)
+            app = App(Config(database=str(tmp_path / "a.db"), nats=(server.url,), http="off"))
+            running = asyncio.create_task(app.run())
+            await beginning.wait()
+            running.cancel()
+            async with asyncio.timeout(LONGEST_SECONDS):
+                await asyncio.wait([running])
+    assert caught.is_set()
+    assert running.cancelled()
 
 
 async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:

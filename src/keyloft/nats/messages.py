@@ -55,6 +55,12 @@ class NatsConnection(Nats):
         self.refused_events: deque[str] = deque(maxlen=limits.REFUSED_EVENTS)
         """In lower case, the last subjects of events that this program was not allowed to publish to."""
 
+    async def close(self) -> None:
+        """End the connection. What a lost one has left to send is given up; nats-py would fail then, and stay open."""
+        if isinstance(self._socket, _LargeReads):
+            self._socket.is_ending = True
+        await super().close()
+
     @property
     def parser(self) -> "_Parser":
         """The parser that reads the messages of this connection; for tests."""
@@ -156,6 +162,8 @@ class _LargeReads(TcpTransport):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._receiver: SocketReceiver | None = None
+        self.is_ending = False
+        """Whether the client is being closed: then it does not matter what can't be sent any more."""
 
     def receive_for(self, parser: "_Parser") -> None:
         """Pass what arrives directly to a parser; with TLS, nats-py's reading task still does so."""
@@ -175,6 +183,20 @@ class _LargeReads(TcpTransport):
             return b""
         data: bytes = await super().read(limits.NATS_READ_BYTES)
         return data
+
+    def writelines(self, payload: list[bytes]) -> None:
+        try:
+            super().writelines(payload)  # type: ignore[no-untyped-call]
+        except (OSError, RuntimeError):  # on uvloop, a lost connection raises RuntimeError
+            if not self.is_ending:
+                raise
+
+    async def drain(self) -> None:
+        try:
+            await super().drain()  # type: ignore[no-untyped-call]
+        except (OSError, RuntimeError):
+            if not self.is_ending:
+                raise
 
     def at_eof(self) -> bool:
         is_over: bool = super().at_eof()  # type: ignore[no-untyped-call]

@@ -328,6 +328,7 @@ class App:
             # Another service may have joined at the same moment: then at least one of the two finds the other now.
             again = asyncio.create_task(self._may_join(group, nats), name="keyloft queue group")
             stack.push_async_callback(cancel, again)
+            _check_cancelled()
             ending = asyncio.create_task(closed.wait(), name="keyloft connection")
             stack.push_async_callback(cancel, ending)
             await asyncio.wait([again, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -381,6 +382,13 @@ class App:
                 raise
             except Exception as error:
                 raise Unanswered(f"connecting to NATS at {where} failed: {error or type(error).__name__}") from error
+
+
+def _check_cancelled() -> None:
+    """End this task if it was cancelled: what it awaited may have taken that for a failure, as nats-py sometimes does."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _keep_running(server: NatsServer) -> None:
