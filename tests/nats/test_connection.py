@@ -263,6 +263,8 @@ async def test_a_client_closes_while_nats_is_away() -> None:
             await asyncio.sleep(0.01)
         await client.aclose()
         assert client.nats.is_closed
-        assert [type(error) for error in await asyncio.gather(*calls, return_exceptions=True)] == 3 * [keyloft.Unanswered]
+        assert [type(error) for error in await asyncio.gather(*calls, return_exceptions=True)] == 3 * [
+            keyloft.Unanswered
+        ]
         subscriptions = [task for task in asyncio.all_tasks() if "_wait_for_msgs" in repr(task)]
         assert subscriptions == []

@@ -385,7 +385,7 @@ class App:
 
 
 def _check_cancelled() -> None:
-    """End this task if it was cancelled: what it awaited may have taken that for a failure, as nats-py sometimes does."""
+    """End this task if it was cancelled: what it awaited may have taken that for a failure, as nats-py can do."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
