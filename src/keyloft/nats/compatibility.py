@@ -1,4 +1,4 @@
-"""Checks that the installed nats-py has the parts that `messages.py` and `subscribing.py` rely on."""
+"""Checks that the installed nats-py has the parts that `messages.py`, `subscribing.py` and `transport.py` rely on."""
 
 import importlib.metadata
 import inspect
@@ -76,12 +76,12 @@ PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
     *[(owner, dict.fromkeys(names, _ABSENT)) for owner, names in _ADDED.items()],
 )
-"""What `messages.py` uses of nats-py: methods with their parameters, attributes with their types, and names it adds to
+"""What these modules use of nats-py: methods with their parameters, attributes with their types, and names it adds to
 nats-py's classes, which must not have them. A test compares this table with its code."""
 
 
 def check_nats_py() -> None:
-    """Make sure that nats-py has every part that `messages.py` uses, in the shape that it expects.
+    """Make sure that nats-py has every part that Keyloft uses, in the shape that it expects.
 
     Raises:
         IncompatibleLibrary: It does not; the message names what has changed, and the versions that work.

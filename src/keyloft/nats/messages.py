@@ -1,7 +1,7 @@
 """Reads the messages that NATS delivers, and publishes replies: the one module that uses private parts of nats-py.
 
 `_Parser.take` makes messages of what the socket has. `compatibility.py` makes sure that the installed nats-py has all
-parts that are used here.
+parts that are used here, and in the classes made from nats-py's in `subscribing.py` and `transport.py`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from keyloft.nats.compatibility import incompatible
 from keyloft.nats.errors import NoTlsError
 from keyloft.nats.events import EVENTS
 from keyloft.nats.handlers import EarlyRefusal, Handler, RefusedNames
-from keyloft.nats.receiving import SocketReceiver
+from keyloft.nats.transport import LargeReads
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class NatsConnection(Nats):
 
     async def close(self) -> None:
         """End the connection. What a lost one has left to send is given up; nats-py would fail then, and stay open."""
-        if isinstance(self._socket, _LargeReads):
+        if isinstance(self._socket, LargeReads):
             self._socket.is_ending = True
         await super().close()
 
@@ -82,7 +82,7 @@ class NatsConnection(Nats):
         self._receive_at_once()
 
     def _receive_at_once(self) -> None:
-        if isinstance(self._socket, _LargeReads):
+        if isinstance(self._socket, LargeReads):
             self._socket.receive_for(self._ps)
 
     def note_refusal(self, error: str) -> None:
@@ -111,7 +111,7 @@ class NatsConnection(Nats):
 
     @_transport.setter
     def _transport(self, made: Transport | None) -> None:
-        self._socket = _LargeReads() if type(made) is TcpTransport else made
+        self._socket = LargeReads() if type(made) is TcpTransport else made
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         # nats-py would send the login and all data as plain text to a server that does not insist on TLS.
@@ -154,53 +154,6 @@ class NatsConnection(Nats):
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
-
-
-class _LargeReads(TcpTransport):
-    """nats-py's transport with larger reads, which the parser can get directly, without a task."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._receiver: SocketReceiver | None = None
-        self.is_ending = False
-        """Whether the client is being closed: then it does not matter what can't be sent any more."""
-
-    def receive_for(self, parser: "_Parser") -> None:
-        """Pass what arrives directly to a parser; with TLS, nats-py's reading task still does so."""
-        writer, reader = self._io_writer, self._io_reader
-        if self._receiver is not None or writer is None or reader is None or writer.is_closing():
-            return
-        if writer.get_extra_info("ssl_object") is None:
-            self._receiver = SocketReceiver(writer, reader, parser)
-
-    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
-        self._receiver = None  # nats-py connects again with the same transport
-        await super().connect(uri, limits.NATS_READ_BYTES, connect_timeout)
-
-    async def read(self, buffer_size: int) -> bytes:
-        if self._receiver is not None and super().at_eof():  # type: ignore[no-untyped-call]
-            await self._receiver.wait()
-            return b""
-        data: bytes = await super().read(limits.NATS_READ_BYTES)
-        return data
-
-    def writelines(self, payload: list[bytes]) -> None:
-        try:
-            super().writelines(payload)  # type: ignore[no-untyped-call]
-        except (OSError, RuntimeError):  # on uvloop, a lost connection raises RuntimeError
-            if not self.is_ending:
-                raise
-
-    async def drain(self) -> None:
-        try:
-            await super().drain()  # type: ignore[no-untyped-call]
-        except (OSError, RuntimeError):
-            if not self.is_ending:
-                raise
-
-    def at_eof(self) -> bool:
-        is_over: bool = super().at_eof()  # type: ignore[no-untyped-call]
-        return is_over and (self._receiver is None or self._receiver.is_over)
 
 
 class _Parser(Parser):

@@ -19,7 +19,7 @@ from tests.support.postgres_proxy import ENDLESS_SECONDS
 _ONE_MORE = Batch((Sum(A, b"k", 1),))
 
 
-class Heard:
+class HeardVersions:
     """The notifications of a database, as a program hears them that is no process of Keyloft."""
 
     def __init__(self, session: asyncpg.Connection) -> None:
@@ -46,10 +46,10 @@ class Heard:
 
 
 @asynccontextmanager
-async def heard(url: str) -> AsyncIterator[Heard]:
+async def heard(url: str) -> AsyncIterator[HeardVersions]:
     session = await asyncpg.connect(url)
     try:
-        notifications = Heard(session)
+        notifications = HeardVersions(session)
         await session.add_listener(CHANNEL, notifications.note)
         yield notifications
     finally:

@@ -24,7 +24,7 @@ FIND_LISTENERS: Final = (
 )
 
 
-class Listeners:
+class ListenerLookup:
     """Keeps `PostgresServer.has_listeners` up to date, for commits."""
 
     def __init__(self, server: PostgresServer) -> None:

@@ -32,7 +32,7 @@ from keyloft.engines.postgres.errors import (
     is_stale,
     is_too_slow,
 )
-from keyloft.engines.postgres.listeners import Listeners
+from keyloft.engines.postgres.listeners import ListenerLookup
 from keyloft.engines.postgres.locked_rows import LockedRows, addresses_of, spaces_of
 from keyloft.engines.postgres.server import PostgresServer, ServerClock
 from keyloft.engines.postgres.tables import LAYOUTS
@@ -66,7 +66,7 @@ class PostgresWriter:
         self.slot = slot
         self.by_function = ByFunction(server, history, clock, wants_changes)
         self._by_locking = ByLocking(server, history)
-        self._listeners = Listeners(server)
+        self._listeners = ListenerLookup(server)
         self._locked_rows = LockedRows()
         self.attempt: CommitAttempt | None = None
         """The attempt that is under way."""

@@ -1,0 +1,55 @@
+"""nats-py's transport as Keyloft uses it: it reads more at once, and lets a lost connection be closed."""
+
+from typing import Any
+
+from nats.aio.transport import TcpTransport
+
+from keyloft import limits
+from keyloft.nats.receiving import ByteParser, SocketReceiver
+
+
+class LargeReads(TcpTransport):
+    """nats-py's transport with larger reads, which the parser can get directly, without a task."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._receiver: SocketReceiver | None = None
+        self.is_ending = False
+        """Whether the client is being closed: then it does not matter what can't be sent any more."""
+
+    def receive_for(self, parser: ByteParser) -> None:
+        """Pass what arrives directly to a parser; with TLS, nats-py's reading task still does so."""
+        writer, reader = self._io_writer, self._io_reader
+        if self._receiver is not None or writer is None or reader is None or writer.is_closing():
+            return
+        if writer.get_extra_info("ssl_object") is None:
+            self._receiver = SocketReceiver(writer, reader, parser)
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        self._receiver = None  # nats-py connects again with the same transport
+        await super().connect(uri, limits.NATS_READ_BYTES, connect_timeout)
+
+    async def read(self, buffer_size: int) -> bytes:
+        if self._receiver is not None and super().at_eof():  # type: ignore[no-untyped-call]
+            await self._receiver.wait()
+            return b""
+        data: bytes = await super().read(limits.NATS_READ_BYTES)
+        return data
+
+    def writelines(self, payload: list[bytes]) -> None:
+        try:
+            super().writelines(payload)  # type: ignore[no-untyped-call]
+        except (OSError, RuntimeError):  # on uvloop, a lost connection raises RuntimeError
+            if not self.is_ending:
+                raise
+
+    async def drain(self) -> None:
+        try:
+            await super().drain()  # type: ignore[no-untyped-call]
+        except (OSError, RuntimeError):
+            if not self.is_ending:
+                raise
+
+    def at_eof(self) -> bool:
+        is_over: bool = super().at_eof()  # type: ignore[no-untyped-call]
+        return is_over and (self._receiver is None or self._receiver.is_over)
