@@ -14,7 +14,7 @@ from keyloft.engines import open_engine
 from keyloft.engines.postgres.engine import PostgresEngine
 from tests.support.postgres_commits import A, opened, put, stored
 from tests.support.postgres_proxy import ENDLESS_SECONDS, pooler
-from tools.postgres import query
+from tools.postgres import name_of, query
 
 P = Space.PLUGINS
 
@@ -222,3 +222,15 @@ async def test_a_pooler_gets_every_value_as_it_is(postgres_url: str, conforming:
             [record] = await engine.read(Get(P, ("p", text)))
             assert record is not None
             assert record.value == text.encode()
+
+
+@pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "pooled"])
+async def test_a_database_in_which_arrays_hold_no_nulls_is_written(postgres_url: str, *, is_pooled: bool) -> None:
+    query(postgres_url, f"ALTER DATABASE {name_of(postgres_url)} SET array_nulls = off")
+    async with pooler(postgres_url) as (_, pooled_url), opened(pooled_url if is_pooled else postgres_url) as engine:
+        await engine.commit(Batch((put(b"first"),)))
+        assert engine.server.is_pooled == is_pooled
+        done = await engine.commit(Batch((put(b"for a while", expire_in=60_000), put(b"for ever"))))
+        assert isinstance(done, Committed)
+        assert (await stored(engine, b"for a while")).expires_at is not None
+        assert (await stored(engine, b"for ever")).expires_at is None

@@ -8,9 +8,14 @@ literals, and the answer comes as a notice: the driver drops the rows of a state
 import asyncio
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from keyloft.engines.postgres import function
+
+_SETTINGS: Final = (
+    "PERFORM set_config('client_min_messages', 'notice', true); "
+    "PERFORM set_config('array_nulls', 'on', true) WHERE current_setting('array_nulls', true) = 'off'"
+)
 
 
 async def call(connection: Any, name: str, arguments: Mapping[str, Any]) -> list[int] | None:
@@ -29,8 +34,7 @@ async def call(connection: Any, name: str, arguments: Mapping[str, Any]) -> list
     connection.add_log_listener(on_notice)
     try:
         await connection.execute(
-            f"DO ${token}$ BEGIN PERFORM set_config('client_min_messages', 'notice', true); "
-            f"RAISE NOTICE '{token} %', {name}({literals}); END ${token}$"
+            f"DO ${token}$ BEGIN {_SETTINGS}; RAISE NOTICE '{token} %', {name}({literals}); END ${token}$"
         )
         await asyncio.sleep(0)  # notices are delivered by callbacks
     finally:

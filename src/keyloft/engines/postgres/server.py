@@ -67,6 +67,9 @@ _NO_IDLE_TIMEOUT: Final = (
     "WHERE current_setting('idle_session_timeout', true) IS NOT NULL"
 )
 
+# Arrays that are sent as text hold NULLs.
+_ARRAY_NULLS: Final = "SELECT set_config('array_nulls', 'on', false) WHERE current_setting('array_nulls', true) = 'off'"
+
 
 class ServerClock(SystemClock):
     """This machine's estimate of the server's time, for timers only: the server decides what has expired."""
@@ -280,7 +283,7 @@ class PostgresServer:
         if process != connection.get_server_pid():
             self._note_pooler()
         if not self.is_pooled:
-            settings = (*self._settings_of("SESSION"), _READ_COMMITTED, _NO_IDLE_TIMEOUT)
+            settings = (*self._settings_of("SESSION"), _READ_COMMITTED, _NO_IDLE_TIMEOUT, _ARRAY_NULLS)
             await connection.execute("; ".join(settings))
         return state
 
