@@ -101,5 +101,9 @@ POSTGRES_SETUP_ATTEMPTS: Final = 5
 POSTGRES_LISTENERS_SECONDS: Final = 1.0
 """For how long it counts that no process listens for commits; one that begins to listen polls for twice as long."""
 
+POSTGRES_LISTENERS_COMMITS: Final = 16
+"""After that time, so many commits notify before a process looks for listeners again: to look takes a commit as long as
+to notify takes some ten, and one that comes alone would wait for it."""
+
 POSTGRES_LAST_REPORT_SECONDS: Final = 1.0
 """How long closing waits for watches to report the last commits."""

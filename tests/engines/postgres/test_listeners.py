@@ -15,6 +15,7 @@ from keyloft.engines.postgres.log import CHANNEL
 from tests.engines.postgres.test_function import role_that_may_write
 from tests.support.postgres_commits import A, opened
 from tests.support.postgres_proxy import ENDLESS_SECONDS
+from tools.postgres import query
 
 _ONE_MORE = Batch((Sum(A, b"k", 1),))
 
@@ -62,11 +63,16 @@ async def count(engine: PostgresEngine) -> str:
     return str(getattr(done, "version", None))
 
 
+def look_before_each_commit(monkeypatch: pytest.MonkeyPatch, *, again_after: float = 0.0) -> None:
+    monkeypatch.setattr(limits, "POSTGRES_LISTENERS_COMMITS", 1)
+    monkeypatch.setattr(limits, "POSTGRES_LISTENERS_SECONDS", again_after)
+
+
 @pytest.mark.parametrize("by", ["function", "locking"])
 async def test_commits_notify_while_a_process_listens(
     postgres_url: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "POSTGRES_LISTENERS_SECONDS", 0.0)  # look before each commit
+    look_before_each_commit(monkeypatch)
     async with opened(postgres_url, by=by) as writer, heard(postgres_url) as notifications:
         await count(writer)
         assert await notifications.of(writer) == []
@@ -88,7 +94,7 @@ async def test_commits_notify_while_a_process_listens(
 async def test_a_watch_hears_of_a_process_that_does_not_yet_know_of_it(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "POSTGRES_LISTENERS_SECONDS", ENDLESS_SECONDS)
+    look_before_each_commit(monkeypatch, again_after=ENDLESS_SECONDS)
     monkeypatch.setattr(limits, "WATCH_CHECK_SECONDS", 2 * ENDLESS_SECONDS)
     async with opened(postgres_url) as writer, opened(postgres_url) as other, heard(postgres_url) as notifications:
         await count(writer)
@@ -104,7 +110,7 @@ async def test_a_watch_hears_of_a_process_that_does_not_yet_know_of_it(
 
 
 async def test_each_user_of_the_database_sees_who_listens(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "POSTGRES_LISTENERS_SECONDS", 0.0)
+    look_before_each_commit(monkeypatch)
     async with opened(postgres_url) as other:
         watch = other.watch(Get(A, b"k"))
         await anext(aiter(watch))
@@ -116,10 +122,21 @@ async def test_each_user_of_the_database_sees_who_listens(postgres_url: str, mon
                         await count(writer)
 
 
-async def test_commits_notify_where_the_server_does_not_say_who_listens(
+async def test_a_commit_that_comes_alone_does_not_wait_for_a_look_at_the_listeners(postgres_url: str) -> None:
+    async with opened(postgres_url) as writer, heard(postgres_url) as notifications:
+        versions = [await count(writer) for _ in range(limits.POSTGRES_LISTENERS_COMMITS - 1)]
+        assert await notifications.of(writer) == versions  # so it has not looked: nobody listens who shows it
+        assert await count(writer)
+        assert await notifications.of(writer) == []
+
+
+async def test_a_server_that_does_not_say_who_listens_is_asked_once(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listeners, "FIND_LISTENERS", "SELECT EXISTS (SELECT FROM pg_stat_activity_of_another_server)")
+    look_before_each_commit(monkeypatch)
+    query(postgres_url, "CREATE SEQUENCE looks")  # a sequence also counts what fails
+    monkeypatch.setattr(listeners, "FIND_LISTENERS", "SELECT nextval('looks') / 0")
     async with opened(postgres_url) as writer, heard(postgres_url) as notifications:
-        version = await count(writer)
-        assert await notifications.of(writer) == [version]
+        versions = [await count(writer) for _ in range(3)]
+        assert await notifications.of(writer) == versions
+    assert query(postgres_url, "SELECT last_value FROM looks") == [(1,)]
