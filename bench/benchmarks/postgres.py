@@ -25,6 +25,7 @@ from bench.harness.postgres_server import serving
 from bench.harness.race import Course
 from bench.probes.disk import syncing
 from bench.probes.stopped import beside_a_stopped_client
+from bench.probes.sweep import cleaning_up
 from tools import postgres
 
 
@@ -41,10 +42,12 @@ class PostgresScale(Struct, frozen=True):
     """How many changes a round of watches has."""
     stops: int
     stop_seconds: float
+    expired: int
+    """How many entries a round of clean-ups removes."""
 
 
-FULL = PostgresScale(100_000, 9, 0.25, 1.0, 500, 25, 2.0)
-QUICK = PostgresScale(10_000, 2, 0.05, 0.05, 50, 2, 0.2)
+FULL = PostgresScale(100_000, 9, 0.25, 1.0, 500, 25, 2.0, 10_000)
+QUICK = PostgresScale(10_000, 2, 0.05, 0.05, 50, 2, 0.2, 500)
 
 
 NOTES = (
@@ -61,7 +64,7 @@ def prepared(quick: bool, folder: Path, closing: ExitStack, commit: str | None =
     rows: dict[str, Callable[[], Row]] = {} if server.is_named else {"fsync": lambda: syncing(folder, scale.rounds)}
     for name, (task, peers_of, bar) in _RACES.items():
         rows[name] = partial(measure.race, task, peers_of, bar)
-    rows |= {"sums": measure.sums, "watch": measure.watches, "stopped": measure.stopped}
+    rows |= {"sums": measure.sums, "watch": measure.watches, "stopped": measure.stopped, "sweep": measure.sweep}
     if commit is not None:
         source = source_of(commit, folder)
         rows |= {
@@ -178,6 +181,9 @@ class _PostgresRows:
 
     def stopped(self) -> Row:
         return beside_a_stopped_client(self._to_write, self._scale.stops, self._scale.stop_seconds)
+
+    def sweep(self) -> Row:
+        return cleaning_up(self._to_write, self._scale.expired, self._scale.rounds)
 
     def watches(self) -> Row:
         url, operations = self._to_write, self._scale.watched

@@ -1,4 +1,4 @@
-"""How long a sweep takes in a large store, and how long concurrent writers wait meanwhile."""
+"""How long a sweep takes in a large store, and how long concurrent writers of a file wait meanwhile."""
 
 import asyncio
 import random
@@ -11,8 +11,16 @@ from bench.arms.keyloft_file import fill
 from bench.harness.contest import same
 from bench.harness.data import fresh_pair, key_of, value_of
 from bench.harness.figures import Figure, Row, percentile, within
+from keyloft.plugins import BotDatabase
+from tools import postgres
 
 WRITERS = 16
+_EXPIRED_ROWS = """
+INSERT INTO plugin_kv_storage (plugin_name, key, value_json, expires_at)
+SELECT 'expired', md5('{round} ' || key), '"' || repeat('x', 98) || '"', now() - interval '1 minute'
+FROM generate_series(1, {count}) AS key
+"""
+"""In no order, as keys of people, sessions and messages are."""
 _CHUNK = 2000
 _A_WHILE = 1.0
 
@@ -20,6 +28,25 @@ _A_WHILE = 1.0
 def sweeping(folder: Path, stored: int, expired: int, rounds: int) -> Row:
     with tempfile.TemporaryDirectory(dir=folder) as own:
         return asyncio.run(_sweeping(Path(own), stored, expired, rounds))
+
+
+def cleaning_up(url: str, expired: int, rounds: int) -> Row:
+    """The clean-up of plugins' entries in a database on PostgreSQL without other writers."""
+    found = Figure("clean-up, nothing else going on", "s", tuple(asyncio.run(_cleaning_up(url, expired, rounds))))
+    return Row(f"clean-up of {expired:,} expired entries of plugins", figures=(found,), verdicts=(within(found, 0.2),))
+
+
+async def _cleaning_up(url: str, expired: int, rounds: int) -> list[float]:
+    seconds = []
+    db = BotDatabase(url)
+    for number in range(rounds + 1):  # the first one warms up
+        postgres.query(url, _EXPIRED_ROWS.format(round=number, count=expired))
+        postgres.query(url, "CHECKPOINT")  # its work is not the clean-up's
+        began = time.perf_counter()
+        same(await db.kv_cleanup_expired(), expired)
+        seconds.append(time.perf_counter() - began)
+    await db.close()
+    return seconds[1:]
 
 
 async def _sweeping(folder: Path, stored: int, expired: int, rounds: int) -> Row:

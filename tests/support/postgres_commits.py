@@ -8,7 +8,9 @@ from keyloft import ManualClock
 from keyloft.core.records import Get, Record, Set, Space
 from keyloft.core.values import Encoding
 from keyloft.engines import open_engine
+from keyloft.engines.postgres.connections import Transaction
 from keyloft.engines.postgres.engine import PostgresEngine
+from keyloft.engines.postgres.tables import LAYOUTS
 
 A = Space.TUPLES
 
@@ -45,3 +47,26 @@ def before_commit(engine: PostgresEngine, act: Callable[[], Awaitable[object]]) 
         return await call(*arguments)
 
     way.call = acting
+
+
+def reads(engine: PostgresEngine) -> list[int]:
+    """How many keys each read of the groups from now on asks for."""
+    slot: Any = engine.writer.slot
+    begin, asked = slot.transaction, list[int]()
+    heads = {layout.load_heads for layout in LAYOUTS.values()}
+
+    def counting(fetch: Callable[..., Awaitable[list[Any]]]) -> Callable[..., Awaitable[list[Any]]]:
+        def counted(statement: str, *arguments: Any) -> Awaitable[list[Any]]:
+            if statement in heads:
+                asked.append(len(arguments[0]))
+            return fetch(statement, *arguments)
+
+        return counted
+
+    @asynccontextmanager
+    async def counted_transaction(how: str) -> AsyncIterator[Transaction]:
+        async with begin(how) as transaction:
+            yield Transaction(transaction.execute, counting(transaction.fetch))
+
+    slot.fetch, slot.transaction = counting(slot.fetch), counted_transaction
+    return asked

@@ -1,7 +1,6 @@
 """Counters that this process has written last need not be read, and are exact although others change them, too."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -9,8 +8,7 @@ from keyloft import ManualClock, NotACounter, limits
 from keyloft.core.records import Add, Batch, Committed, Delete, Space, Sum, Touch
 from keyloft.core.values import pack_counter, unpack_counter
 from keyloft.engines.postgres.engine import PostgresEngine
-from keyloft.engines.postgres.tables import LAYOUTS
-from tests.support.postgres_commits import A, opened, put, stored
+from tests.support.postgres_commits import A, opened, put, reads, stored
 from tools.postgres import query
 
 
@@ -18,21 +16,6 @@ async def count(engine: PostgresEngine, *keys: bytes) -> list[int]:
     """Add 1 to counters, each in a batch of its own; returns what they are then."""
     done = await asyncio.gather(*[engine.commit(Batch((Sum(A, key, 1),))) for key in keys])
     return [one.values[0] for one in done if isinstance(one, Committed)]
-
-
-def reads(engine: PostgresEngine) -> list[int]:
-    """How many keys each read of the groups from now on asks for."""
-    slot: Any = engine.writer.slot
-    fetch, asked = slot.fetch, list[int]()
-    heads = {layout.load_heads for layout in LAYOUTS.values()}
-
-    async def counted(statement: str, *arguments: Any) -> Any:
-        if statement in heads:
-            asked.append(len(arguments[0]))
-        return await fetch(statement, *arguments)
-
-    slot.fetch = counted
-    return asked
 
 
 async def test_counters_are_read_once(emptied_postgres_url: str) -> None:

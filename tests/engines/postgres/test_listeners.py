@@ -20,7 +20,7 @@ from tools.postgres import query
 _ONE_MORE = Batch((Sum(A, b"k", 1),))
 
 
-class HeardVersions:
+class HeardNotifications:
     """The notifications of a database, as a program hears them that is no process of Keyloft."""
 
     def __init__(self, session: asyncpg.Connection) -> None:
@@ -47,10 +47,10 @@ class HeardVersions:
 
 
 @asynccontextmanager
-async def heard(url: str) -> AsyncIterator[HeardVersions]:
+async def heard(url: str) -> AsyncIterator[HeardNotifications]:
     session = await asyncpg.connect(url)
     try:
-        notifications = HeardVersions(session)
+        notifications = HeardNotifications(session)
         await session.add_listener(CHANNEL, notifications.note)
         yield notifications
     finally:
@@ -125,7 +125,7 @@ async def test_each_user_of_the_database_sees_who_listens(postgres_url: str, mon
 async def test_a_commit_that_comes_alone_does_not_wait_for_a_look_at_the_listeners(postgres_url: str) -> None:
     async with opened(postgres_url) as writer, heard(postgres_url) as notifications:
         versions = [await count(writer) for _ in range(limits.POSTGRES_LISTENERS_COMMITS - 1)]
-        assert await notifications.of(writer) == versions  # so it has not looked: nobody listens who shows it
+        assert await notifications.of(writer) == versions  # so it has not looked: no session shows that it listens
         assert await count(writer)
         assert await notifications.of(writer) == []
 

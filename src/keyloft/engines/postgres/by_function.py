@@ -19,12 +19,13 @@ from keyloft.core.schema import Row
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.long_batches import divided, is_long
 from keyloft.engines.commit.outcomes import Outcome
+from keyloft.engines.commit.purges import rows_to_purge
 from keyloft.engines.commit.settle import deciding, unread, with_values
 from keyloft.engines.postgres import function, pooled_call
 from keyloft.engines.postgres.attempts import Attempted, CommitAttempt, LostRace, by_space, clock_set_back, load_values
 from keyloft.engines.postgres.connections import SNAPSHOT, Slot, Transaction
 from keyloft.engines.postgres.counter_cache import CounterCache
-from keyloft.engines.postgres.drafts import Arrays, Draft, integers, settled_draft
+from keyloft.engines.postgres.drafts import Arrays, Draft, integers, purging_draft, settled_draft
 from keyloft.engines.postgres.function import ARGUMENTS, SPACES
 from keyloft.engines.postgres.log import READ_VERSION
 from keyloft.engines.postgres.long_drafts import LongDraft, can_be_divided
@@ -51,6 +52,11 @@ class ByFunction:
 
     async def commit(self, slot: Slot, attempt: CommitAttempt) -> Attempted:
         group = attempt.group
+        if len(group) == 1 and (expected := rows_to_purge(group[0])):
+            attempted = await self._purge(slot, attempt, expected)
+            if attempted is not LostRace.CHANGED:
+                return attempted
+            attempt.completed = None
         if is_long(group[0]) and await can_be_divided(group[0]):
             return await self._commit_long(slot, attempt, group[0])
         wanted = deciding(group)
@@ -84,6 +90,19 @@ class ByFunction:
                 return self._outcome(draft, version, draft.read_at)
         return await self._commit(slot, attempt, draft)
 
+    async def _purge(self, slot: Slot, attempt: CommitAttempt, expected: Mapping[Address, Record]) -> Attempted:
+        """Commit a batch of Purges, settled from the rows that it expects; they are compared with what is stored."""
+        [batch] = attempt.group
+        read_at = max(self._estimated_now(), *[record.expires_at or 0 for record in expected.values()])
+        if not is_long(batch):
+            return await self._commit(slot, attempt, purging_draft(batch, expected, read_at))
+        long = LongDraft(read_at)
+        for part in divided(batch):
+            rows = {(purge.space, purge.key): expected[purge.space, purge.key] for purge in part.mutations}
+            long.add(purging_draft(part, rows, read_at))
+            await asyncio.sleep(0)
+        return await self._commit_settled(slot, attempt, long)
+
     async def _commit_long(self, slot: Slot, attempt: CommitAttempt, batch: Batch) -> Attempted:
         """Commit a long batch, which is alone in its group: it is read and settled part by part, from one snapshot."""
         long = LongDraft(self._estimated_now())
@@ -104,6 +123,9 @@ class ByFunction:
             if not isinstance(verdict, Committed):
                 version, _ = await self._counter(at or slot)
                 return Outcome([verdict], version, version)
+        return await self._commit_settled(slot, attempt, long)
+
+    async def _commit_settled(self, slot: Slot, attempt: CommitAttempt, long: LongDraft) -> Attempted:
         await long.finish()
         attempted = await self._commit(slot, attempt, long)
         self.counters.clear()

@@ -43,7 +43,8 @@ class Draft(Struct, frozen=True):
     """The rows that were read."""
     decided: Mapping[Address, bool]
     """The keys that decided something, and whether their values did."""
-    stamps: Mapping[Address, str]
+    stamps: Mapping[Address, str | None]
+    """Those of rows that have other stamps than the time of their last change; None for one that was not read."""
     has_text: ClassVar = False
     """Arrays of rows are lists, except arrays of integers."""
 
@@ -187,7 +188,7 @@ class _Rows:
 
 
 def _seen(layout: PostgresLayout, versions: Sequence[Any], dues: Sequence[Any], stamps: Sequence[Any]) -> list[Any]:
-    return [integers(versions), integers(dues), integers(stamps) if layout.stamp is None else stamps]
+    return [integers(versions), integers(dues), integers(stamps) if layout.stamp is None else _sparse(stamps)]
 
 
 def _puts(layout: PostgresLayout, records: list[Record]) -> list[Any]:
@@ -229,9 +230,14 @@ def settled_draft(
     group: Sequence[Batch],
     current: Mapping[Address, Record],
     decided: Mapping[Address, bool],
-    stamps: Mapping[Address, str],
+    stamps: Mapping[Address, str | None],
     now: int,
 ) -> Draft:
     """Settle a group from what was read at a moment."""
     settled = settle(group, current, DRAFTED, now, relative_from=RELATIVE)
     return Draft(settled, now, current, decided, stamps)
+
+
+def purging_draft(batch: Batch, expected: Mapping[Address, Record], now: int) -> Draft:
+    """Settle a batch of Purges from the rows that it expects, for a moment at which all of them have expired."""
+    return settled_draft([batch], expected, dict.fromkeys(expected, False), dict.fromkeys(expected), now)

@@ -10,7 +10,8 @@ from typing import Final
 
 import apsw
 
-from keyloft.core.records import Address, Batch, Check, Head, Purge, Record, Set, Space
+from keyloft.core.records import Address, Batch, Check, Head, Record, Set, Space
+from keyloft.engines.commit.purges import rows_to_purge
 from keyloft.engines.commit.settle import PutRow, Write
 from keyloft.engines.sqlite.tables import LAYOUTS
 
@@ -27,13 +28,8 @@ def expected_rows(group: Sequence[Batch]) -> dict[Address, Record]:
     mutations = batch.mutations
     if len(group) > 1 or not mutations:
         return {}
-    if type(mutations[0]) is Purge and not batch.checks:
-        rows: dict[Address, Record] = {
-            (purge.space, purge.key): Head(purge.key, b"", 0, purge.version, purge.expires_at)
-            for purge in mutations
-            if type(purge) is Purge and purge.expires_at is not None
-        }
-        return rows if len(rows) == len(mutations) else {}
+    if rows := rows_to_purge(batch):
+        return rows
     if len(mutations) == 1 and type(only := mutations[0]) is Set:
         version = replaced_version(batch.checks, only)
         large = LAYOUTS[only.space].large
