@@ -158,6 +158,11 @@ SPELLINGS: dict[Any, Any] = {
     f"etcd://me:{SECRET}@host/app?tls=false&ca=x": Refused(InvalidArgument, "need TLS"),
     f"etcd://me:{SECRET}@host/app?cert=x": Refused(InvalidArgument, "given together"),
     f"etcd://me:{SECRET}@host/app%00x": Refused(InvalidArgument, "%00"),
+    # Two such prefixes would be one store: each of their bytes would be read as U+FFFD.
+    f"etcd://me:{SECRET}@host/app%FF": Refused(InvalidArgument, "UTF-8"),
+    f"etcd://me:{SECRET}%FF@host/app": Refused(InvalidArgument, "UTF-8"),
+    f"postgresql://me:{SECRET}@host/app%FF": Refused(InvalidArgument, "UTF-8"),
+    f"postgresql://me:{SECRET}%C3@host/app": Refused(InvalidArgument, "UTF-8"),
     f"etcd://me:{SECRET}@host/app?{SECRET}": Refused(InvalidArgument, "name=value"),
 }
 

@@ -221,6 +221,8 @@ def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:
             f"{before}… is neither a path nor a URL: two slashes follow the scheme of a URL, as in sqlite:///app.db or "
             "postgresql://host/app; a path has no scheme"
         )
+    if scheme != "sqlite":
+        _check_is_utf8(rest)
     match scheme:
         case "sqlite":
             return _parse_sqlite(before, rest)
@@ -235,6 +237,14 @@ def _parse_url(scheme: str, before: str, rest: str) -> DatabaseUrl:
         case "memory":
             return DatabaseUrl(engine="memory", shown="memory://")
     raise CannotOpen(f"no engine for {scheme}://…; {_USE}")
+
+
+def _check_is_utf8(rest: str) -> None:
+    """Refuse bytes that are no text: two prefixes or passwords that differ in them would be read as the same."""
+    try:
+        unquote(rest, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"what is percent-encoded is not UTF-8, in which é is %C3%A9; {_ESCAPE}") from None
 
 
 def _parse_sqlite(before: str, rest: str) -> DatabaseUrl:
@@ -332,11 +342,7 @@ def _reading_options(options: dict[str, str]) -> tuple[str | None, float | None]
 
 
 def check_reads(reads: str | None, max_lag: float | None) -> None:
-    """Refuse wrong options about which host to read from.
-
-    Raises:
-        InvalidArgument: `reads` or `max_lag` is wrong.
-    """
+    """Raise InvalidArgument if an option about which host to read from is wrong."""
     if reads not in (None, "primary", "standby"):
         raise InvalidArgument('reads: expected "primary" or "standby"')
     if max_lag is not None and not (type(max_lag) in (int, float) and 0 < max_lag < math.inf):
