@@ -198,7 +198,7 @@ def examine_postgres(create: Sequence[str]) -> Examination:
     """
     kinds = yield (
         f"SELECT oid::bigint, relkind::text FROM pg_class WHERE relname = '{TABLE}' "
-        "AND relnamespace = current_schema()::regnamespace"
+        "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())"
     )
     if not kinds:
         return None

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from keyloft import DatabaseError
+from keyloft import DatabaseError, admin
+from keyloft.core import keys
 from keyloft.core.records import Batch, Committed, Get, Set, Space, Sum
 from keyloft.core.values import Encoding, unpack_counter
 from keyloft.engines import open_engine
@@ -116,6 +117,19 @@ def functions(url: str) -> list[str]:
 def search(url: str, path: str) -> None:
     [[name]] = query(url, "SELECT current_database()")
     query(url, f"ALTER DATABASE {name} SET search_path = {path}")
+
+
+@pytest.mark.parametrize("name", ["MyApp", 'my "own" schema', "a.b", "50%", "$keyloft$"])
+async def test_the_schema_of_the_tables_may_have_any_name(postgres_url: str, name: str) -> None:
+    quoted = '"{}"'.format(name.replace('"', '""'))
+    query(postgres_url, f"CREATE SCHEMA {quoted}")
+    search(postgres_url, quoted)
+    for _ in range(2):
+        async with opened(postgres_url) as engine:
+            await engine.commit(Batch((put(keys.encode(("k",))),)))
+            assert query(postgres_url, engine.server.functions.may_call) == [(True,)]
+    report = await admin.check(postgres_url)
+    assert (report.rows, report.findings) == (1, ())
 
 
 @pytest.mark.parametrize("behind", ["nothing", "a pooler"])

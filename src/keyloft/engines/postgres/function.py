@@ -399,6 +399,10 @@ def _bound(name: str, at: int, *, has_text: bool) -> str:
     return f"${at}::text::{kind}" if is_text else f"${at}::{kind}"
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 @cache
 def functions_in(*homes: tuple[str, str], timeline: str = schema.TIMELINE) -> CommitFunctions:
     """The functions for tables that are in schemas: their names, and the names of the schemas.
@@ -411,10 +415,10 @@ def functions_in(*homes: tuple[str, str], timeline: str = schema.TIMELINE) -> Co
     for ending, spaces in {"": SPACES, **{ending: tuple(one) for one, ending in _SINGLE.items()}}.items():
         body = re.sub(rf"\b({'|'.join(tables)})\b", lambda found: tables[found[1]], _body(spaces, timeline))
         arguments = ", ".join([f"{name} {kind} DEFAULT NULL" for name, kind in _types(spaces).items()])
-        made[ending] = f"({arguments}) RETURNS bigint[] LANGUAGE plpgsql AS $keyloft${body}$keyloft$"
-    digest = hashlib.sha256("".join(made.values()).encode()).hexdigest()[:8]
+        quote = f"$keyloft_{_digest(body)}$"  # the name of a schema may contain any quote that is known before
+        made[ending] = f"({arguments}) RETURNS bigint[] LANGUAGE plpgsql AS {quote}{body}{quote}"
     home = schemas.get(COUNTER, "public")
-    name = f"{home}.{PREFIX}{schema.REVISION}_{digest}"
+    name = f"{home}.{PREFIX}{schema.REVISION}_{_digest(''.join(made.values()))}"
     literals = ["'{}'".format(f"{name}{ending}".replace("'", "''")) for ending in made]
     return CommitFunctions(
         name,
