@@ -105,5 +105,8 @@ POSTGRES_LISTENERS_COMMITS: Final = 16
 """After that time, so many commits notify before a process looks for listeners again: to look takes a commit as long as
 to notify takes some ten, and one that comes alone would wait for it."""
 
+POSTGRES_NOTIFY_PAUSE_SECONDS: Final = 60.0
+"""For how long commits don't notify after the server's queue of notifications was full."""
+
 POSTGRES_LAST_REPORT_SECONDS: Final = 1.0
 """How long closing waits for watches to report the last commits."""

@@ -1,8 +1,12 @@
 """Commits on PostgreSQL notify other processes while one of them listens, and only then."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+import re
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import asyncpg  # type: ignore[import-untyped,unused-ignore]
 import pytest
@@ -14,8 +18,9 @@ from keyloft.engines.postgres.engine import PostgresEngine
 from keyloft.engines.postgres.log import CHANNEL
 from tests.engines.postgres.test_function import role_that_may_write
 from tests.support.postgres_commits import A, opened
-from tests.support.postgres_proxy import ENDLESS_SECONDS
-from tools.postgres import query
+from tests.support.postgres_proxy import ENDLESS_SECONDS, pooler
+from tests.support.temporary_files import MEMORY
+from tools.postgres import NoFolder, Server, fresh_database, initdb, own_folder, query
 
 _ONE_MORE = Batch((Sum(A, b"k", 1),))
 
@@ -140,3 +145,83 @@ async def test_a_server_that_does_not_say_who_listens_is_asked_once(
         versions = [await count(writer) for _ in range(3)]
         assert await notifications.of(writer) == versions
     assert query(postgres_url, "SELECT last_value FROM looks") == [(1,)]
+
+
+def major_version(programs: Path) -> int:
+    shown = subprocess.check_output([programs / "postgres", "--version"], text=True)
+    return int(re.findall(r"\d+", shown)[0])
+
+
+@pytest.fixture(scope="module")
+def short_queue_url() -> Iterator[str]:
+    """A server with the shortest queue of notifications that there is."""
+    try:
+        with own_folder(MEMORY) as (folder, programs, options):
+            if major_version(programs) < 17:
+                pytest.skip("PostgreSQL before version 17 has no setting for the length of the queue")
+            initdb(programs, folder, options, "--auth=trust")
+            with Server(programs, folder, options, "-F", "-c", "max_notify_queue_pages=64") as server:
+                yield server.url
+    except NoFolder as error:
+        pytest.skip(str(error))
+
+
+def notify_for_ever(url: str) -> None:
+    query(url, "SELECT pg_notification_queue_usage()")  # lets the server forget what earlier tests have sent
+    for number in itertools.count():
+        query(url, f"SELECT pg_notify('another_program', repeat('x', 7000) || {number})")
+
+
+@asynccontextmanager
+async def full_queue(url: str) -> AsyncIterator[None]:
+    """A program listens, and stays in a transaction: so the server can't forget what it was to hear."""
+    session = await asyncpg.connect(url)
+    try:
+        await session.execute("LISTEN another_program")
+        await session.execute("BEGIN")
+        await session.fetch("SELECT pg_current_xact_id()")
+        with pytest.raises(asyncpg.ProgramLimitExceededError):
+            await asyncio.to_thread(notify_for_ever, url)
+        yield
+    finally:
+        await session.close()
+
+
+@pytest.mark.parametrize("by", ["function", "locking", "pooler"])
+async def test_writes_go_on_and_are_watched_while_the_queue_of_notifications_is_full(
+    short_queue_url: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_before_each_commit(monkeypatch)
+    is_pooled = by == "pooler"
+    with fresh_database(short_queue_url) as url:
+        async with (
+            pooler(url) as (_, pooled_url),
+            opened(pooled_url if is_pooled else url, by="function" if is_pooled else by) as writer,
+            opened(url) as other,
+            aclosing(aiter(other.watch(Get(A, b"k")))) as changes,  # type: ignore[type-var]
+        ):
+            await anext(changes)
+            async with full_queue(url), asyncio.timeout(ENDLESS_SECONDS):
+                for each in (writer, writer, other):
+                    version = await count(each)
+                    [change] = await anext(changes)
+                    assert str(change.record and change.record.version) == version
+                async with opened(url) as opened_meanwhile:
+                    await count(opened_meanwhile)
+                    await anext(changes)
+
+
+async def test_commits_notify_again_after_the_queue_of_notifications_was_full(
+    short_queue_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "POSTGRES_NOTIFY_PAUSE_SECONDS", 0.5)
+    with fresh_database(short_queue_url) as url:
+        async with opened(url) as writer, heard(url) as notifications:
+            async with full_queue(url):
+                await count(writer)
+            assert writer.server.announcer is None
+            version = ""
+            async with asyncio.timeout(ENDLESS_SECONDS):
+                while writer.server.announcer is None:
+                    version = await count(writer)
+            assert await notifications.of(writer) == [version]

@@ -23,6 +23,7 @@ _RETRYABLE: Final = ("40001", "40P01", _LOCKED, "57014")
 _NO_FUNCTION: Final = "42883"
 _DENIED: Final = "42501"
 _NOT_NOW: Final = "57P03"
+_LIMIT_EXCEEDED: Final = "54000"
 TOO_SLOW: Final = "KL002"
 """The SQLSTATE by which the committing function says that it held the version counter for too long."""
 # A table has changed under a prepared statement; or the server lacks something.
@@ -50,6 +51,11 @@ def is_missing_function(error: Exception) -> bool:
 def is_denied(error: Exception) -> bool:
     """Whether this user lacks a right."""
     return _state(error) == _DENIED
+
+
+def may_be_full_queue(error: Exception) -> bool:
+    """Whether the server's queue of notifications may be full: a commit that notifies fails then."""
+    return _state(error) == _LIMIT_EXCEEDED
 
 
 def is_of_timelines(error: Exception) -> bool:

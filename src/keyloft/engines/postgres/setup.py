@@ -91,7 +91,7 @@ async def set_up_commits(server: PostgresServer, connection: Connection) -> None
     except asyncpg.PostgresError as error:
         if errors.is_lost(error):
             raise
-        server.has_notifications = False
+        server.has_notifications = errors.may_be_full_queue(error)
         logger.info("%s sends no notifications: %s", server.name, errors.message_of(error, server.address))
     await make_functions(server, connection)
 

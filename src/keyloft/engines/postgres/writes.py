@@ -31,6 +31,7 @@ from keyloft.engines.postgres.errors import (
     is_missing_function,
     is_stale,
     is_too_slow,
+    may_be_full_queue,
 )
 from keyloft.engines.postgres.listeners import ListenerLookup
 from keyloft.engines.postgres.locked_rows import LockedRows, addresses_of, spaces_of
@@ -281,6 +282,8 @@ class PostgresWriter:
             attempt.completed = None  # the server has refused it
             if isinstance(cause, TimeoutError):
                 raise failure
+            if may_be_full_queue(cause) and self._listeners.pause():
+                continue
             if self._server.has_function and (is_missing_function(cause) or is_denied(cause)):
                 await self._make_functions()
                 if is_missing_function(cause) or not self._server.has_function:
