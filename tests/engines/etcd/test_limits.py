@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,31 @@ async def test_a_batch_beyond_all_bounds_is_refused_and_harms_no_other(engine: E
     assert "several batches" in str(huge)
     assert isinstance(small, Committed)
     assert await engine.read(Count(A, b"", b"\xff")) == [1]
+
+
+@pytest.mark.parametrize("others", [(), (Delete(A, b"other"),)])
+async def test_a_batch_beyond_all_bounds_is_refused_before_what_is_stored_is_read(
+    engine: EtcdEngine, others: tuple[Delete, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    read = transactions.read
+
+    def counted(key: bytes, **options: Any) -> object:
+        asked.append(key)
+        return read(key, **options)
+
+    monkeypatch.setattr(transactions, "read", counted)
+    mutations = tuple(put(b"%0200d" % number, b"") for number in range(6000))
+    with pytest.raises(InvalidArgument, match="6,000 operations of 1,584,000 bytes"):
+        await engine.commit(Batch((*mutations, *others)))
+    assert asked == []
+
+
+async def test_sets_that_are_deleted_again_in_their_batch_take_no_space(engine: EtcdEngine) -> None:
+    keys = [b"%0200d" % number for number in range(6000)]
+    done = await engine.commit(Batch((*[put(key, b"") for key in keys], *[Delete(A, key) for key in keys])))
+    assert isinstance(done, Committed)
+    assert await engine.read(Count(A, b"", b"\xff")) == [0]
 
 
 async def test_chunks_that_no_entry_refers_to_are_swept_once_they_are_old(

@@ -1,5 +1,6 @@
 """The writes of a commit: their size in a request, and which values are stored before it because they don't fit."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -8,7 +9,8 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.maintenance import LogRow
-from keyloft.core.records import Address, Head, Record
+from keyloft.core.records import Address, Batch, Head, Record, Set
+from keyloft.engines.commit.long_batches import divided
 from keyloft.engines.commit.settle import PutRow, SetExpiry, Write
 from keyloft.engines.etcd import large_values, layout, transactions
 from keyloft.engines.etcd.cluster import EtcdCluster
@@ -18,6 +20,35 @@ from keyloft.errors import InvalidArgument
 
 StoredChunks: TypeAlias = dict[tuple[bytes, bytes], Chunks]
 """Where values were stored before a commit, by key of etcd and value, so that a repeated try uses them again."""
+
+
+def _too_large(cluster: EtcdCluster, operations: int, size: int, most: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"this batch is too large for one commit to {cluster.name}: {operations:,} operations of {size:,} "
+        f"bytes, values that are stored apart not counted; {most:,} bytes and {transactions.MOST_OPERATIONS:,} "
+        "operations are allowed: write it in several batches"
+    )
+
+
+async def check_size(cluster: EtcdCluster, batch: Batch) -> None:
+    """Refuse a batch that is too large whatever is stored, before its rows are read, which takes seconds.
+
+    Raises:
+        InvalidArgument: Its Sets alone are too large.
+    """
+    sizes: dict[Address, int] = {}
+    for part in divided(batch):
+        for mutation in part.mutations:
+            address = mutation.space, mutation.key
+            if type(mutation) is Set and not mutation.if_absent:
+                key = mutation.key
+                sizes[address] = len(key if isinstance(key, bytes) else "".join(key)) + 2 * OPERATION_BYTES
+            else:
+                sizes.pop(address, None)  # what becomes of it depends on what is stored
+        await asyncio.sleep(0)
+    size = sum(sizes.values())
+    if size > limits.ETCD_TXN_BYTES or len(sizes) >= transactions.MOST_OPERATIONS:
+        raise _too_large(cluster, len(sizes), size, limits.ETCD_TXN_BYTES)
 
 
 class CommitDraft:
@@ -94,11 +125,7 @@ class CommitDraft:
         size = self._size - sum(map(len, values.values()))
         operations = len(self._others) + len(self._puts)
         if size > most or operations >= transactions.MOST_OPERATIONS:
-            raise InvalidArgument(
-                f"this batch is too large for one commit to {cluster.name}: {operations:,} operations of {size:,} "
-                f"bytes, values that are stored apart not counted; {most:,} bytes and {transactions.MOST_OPERATIONS:,} "
-                "operations are allowed: write it in several batches"
-            )
+            raise _too_large(cluster, operations, size, most)
         missing = {key: value for key, value in values.items() if (key, value) not in before}
         if missing:
             stored = await large_values.store(cluster, self.keys, missing, now, arrived)

@@ -8,8 +8,10 @@ from keyloft import limits
 from keyloft.core.records import Batch
 from keyloft.core.slices import by_weight
 from keyloft.engines.change_log import KeptHistory
+from keyloft.engines.commit.long_batches import is_long
 from keyloft.engines.commit.outcomes import Outcome, copy, failed, joined
 from keyloft.engines.etcd import log
+from keyloft.engines.etcd.drafts import check_size
 from keyloft.engines.etcd.errors import Failure
 from keyloft.engines.etcd.followed_commits import FollowedCommits
 from keyloft.engines.etcd.group_commit import GroupCommit
@@ -41,6 +43,8 @@ class EtcdWriter:
         first = 0
         for some in by_weight(group, _weight, 1):
             try:
+                if is_long(some[0]):
+                    await check_size(self._cluster, some[0])
                 commit = GroupCommit(self._views, self._queue, self._followed, self._cache, some, arrived[first])
                 outcomes.append(await commit.run())
             except DatabaseError as error:
