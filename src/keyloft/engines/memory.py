@@ -185,8 +185,11 @@ class MemoryEngine(ClosableEngine):
         return settled.verdicts[0]
 
     def _now(self) -> int:
-        # A clock that was set back must not bring expired entries back to life.
-        return max(self._clock.now(), self._log.last_commit_at)
+        # A clock that was set back must not bring back to life what had expired at the last commit.
+        now = max(self._clock.now(), self._log.last_commit_at)
+        if now < self._feed.latest_time:
+            self._feed.note_time(now)
+        return now
 
     def _check_open(self) -> None:
         if self.refusal is not None:

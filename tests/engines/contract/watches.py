@@ -167,6 +167,36 @@ class WatchContract:
         assert values_of(await next_of(watch)) == {b"second": None}
         assert values_of(await next_of(key)) == {b"second": None}
 
+    async def test_a_watch_sees_an_expiry_that_a_clock_skips_while_it_is_set_right_again(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        await write(engine, put(b"first", expire_in=60_000))
+        watch, key = engine.watch(Scan(A, START, END, 1)), engine.watch(Get(A, b"second"))
+        assert values_of(await next_of(key)) == {b"second": None}
+        clock.advance(60)
+        assert values_of(await next_of(watch)) == {b"first": None}
+        clock.advance(-30)
+        await write(engine, put(b"second", b"2", expire_in=1000))
+        assert values_of(await next_of(watch)) == {b"second": b"2"}
+        assert values_of(await next_of(key)) == {b"second": b"2"}
+        clock.advance(40)
+        assert values_of(await next_of(watch))[b"second"] is None
+        assert values_of(await next_of(key)) == {b"second": None}
+
+    async def test_a_watch_that_begins_after_the_clock_was_set_back_sees_an_entry_expire_again(
+        self, engine: Engine, clock: ManualClock
+    ) -> None:
+        await write(engine, put(b"k", b"1", expire_in=60_000))
+        earlier = engine.watch(Get(A, b"k"), Get(A, b"other"))
+        assert values_of(await next_of(earlier)) == {b"k": b"1", b"other": None}
+        clock.advance(60)
+        assert values_of(await next_of(earlier)) == {b"k": None, b"other": None}
+        clock.advance(-30)
+        watch = engine.watch(Get(A, b"k"))
+        assert values_of(await next_of(watch)) == {b"k": b"1"}
+        clock.advance(30)
+        assert values_of(await next_of(watch)) == {b"k": None}
+
     # From a version on
 
     async def test_a_watch_since_a_version_reports_what_changed_after_it(

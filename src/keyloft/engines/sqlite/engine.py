@@ -99,7 +99,8 @@ class SqliteEngine(ClosableEngine):
         self._feed = ChangeFeed(self, clock)
         self._group_at_poll = 0
         """How many groups were started when the version counter was last polled."""
-        self._poller = Poller(self._feed, self._version_to_poll, file.place_check(reader, "watches end"))
+        check_place = file.place_check(reader, "watches end")
+        self._poller = Poller(self._feed, self._version_to_poll, self._read_time, check_place)
         self.connection = writer
         """For tests: the writing connection, which the thread uses while it is lent."""
 

@@ -70,6 +70,8 @@ class ChangeFeed(ProcessBound):
         """The last version of which all changes were dispatched; the version of `position` may have further parts."""
         self.expired_to: dict[Space, int] = {}
         """For each watched space, up to which moment expiries were dispatched."""
+        self.latest_time = 0
+        """The latest moment up to which expiries were read. An earlier time shows that the clock was set back."""
         # Strong references, while a task waits in a watch: nothing else may refer to it, and it must not be collected.
         self.awaited: set[object] = set()
         self._task: Job | None = None
@@ -126,7 +128,7 @@ class ChangeFeed(ProcessBound):
     def _register(self, watch: EngineWatch[Any], asks: tuple[Get | Scan, ...], start: Start | None) -> None:
         with self.lock:
             if not self._interest:
-                self.position, self.dispatched_to, self.expired_to = None, -1, {}
+                self.position, self.dispatched_to, self.expired_to, self.latest_time = None, -1, {}, 0
             watch.registration = self._interest.add(watch, asks)
             if start is not None:
                 self.started(watch, start)
@@ -135,9 +137,11 @@ class ChangeFeed(ProcessBound):
         """Start a watch: the engine knows now where it begins."""
         if self.position is None:
             self._stand_at(start.version)
+        self._dispatch_expiries_after(start.at)
         for space in watch.registration.spaces:
             if space not in self.expired_to:
                 self.expired_to[space] = start.at
+                self.latest_time = max(self.latest_time, start.at)
                 self._check_expiries = True
         watch.start(start.version, start.at)
         if self._task is None or self._task.done():
@@ -187,6 +191,24 @@ class ChangeFeed(ProcessBound):
 
     # What happened
 
+    def note_time(self, now: int) -> None:
+        """Note the time of the engine's reads, where it may not be later than that of the reads before."""
+        if now < self.latest_time:
+            self._clock_was_set_back(now)
+
+    def _clock_was_set_back(self, now: int) -> None:
+        """Dispatch expiries a second time: reads show these entries again, until they expire again."""
+        self.latest_time = now
+        self._dispatch_expiries_after(now - round(1000 * limits.CLOCK_AHEAD_SECONDS))
+
+    def _dispatch_expiries_after(self, moment: int) -> None:
+        """Dispatch all expiries after this moment, also if that was done before."""
+        for space, dispatched in self.expired_to.items():
+            if moment < dispatched:
+                self.expired_to[space] = moment
+                self._check_expiries = True
+                self._woken.set()
+
     def committed(self, outcome: Outcome) -> None:
         """Dispatch the changes of a group that this process committed."""
         if self.position is None or outcome.version_after == outcome.version_before:
@@ -212,8 +234,11 @@ class ChangeFeed(ProcessBound):
                     watch.changed(change)
             else:
                 self._stand_at(outcome.version_after)
-            if outcome.next_expiry is not None:
-                self._expect(outcome.next_expiry)
+            if (moment := outcome.next_expiry) is not None:
+                if moment <= self.latest_time:
+                    # The clock was set back, or COMMIT has taken longer than the entry lives.
+                    self._dispatch_expiries_after(max(moment - 1, outcome.changes[0].at))
+                self._expect(moment)
         else:
             self.observe(outcome.version_after)
 
@@ -305,14 +330,15 @@ class ChangeFeed(ProcessBound):
             # If there is no moment, no watch of the space has started yet; the first one to start triggers this read.
             while (after := self.expired_to.get(space)) is not None:
                 [page] = await self.reader.read(Due(space, after, limits.WATCH_DUE_KEYS))
-                if page.is_last and page.up_to < after:
-                    # The clock was set back: entries that expired before may be reported as expired a second time.
-                    self.expired_to[space] = page.up_to - round(1000 * limits.CLOCK_AHEAD_SECONDS)
+                if page.is_last and page.up_to < self.latest_time:
+                    self._clock_was_set_back(page.up_to)
                     continue
                 for key in page.keys:
                     for watch in self._interest.of(space, key):
                         watch.expired(key)
-                self.expired_to[space] = page.up_to
+                self.latest_time = max(self.latest_time, page.up_to)
+                if self.expired_to.get(space) == after:  # else these expiries are to be dispatched again
+                    self.expired_to[space] = page.up_to
                 if page.is_last:
                     upcoming += [] if page.next_expiry is None else [page.next_expiry]
                     break

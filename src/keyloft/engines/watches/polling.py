@@ -13,20 +13,26 @@ logger = logging.getLogger(__name__)
 
 
 class Poller:
-    """Passes the version counter to a feed, while there are watches."""
+    """Passes the version counter and the time to a feed, while there are watches."""
 
     def __init__(
-        self, feed: ChangeFeed, read_version: Callable[[], int | None], check_place: Callable[[], None]
+        self,
+        feed: ChangeFeed,
+        read_version: Callable[[], int | None],
+        read_time: Callable[[], int],
+        check_place: Callable[[], None],
     ) -> None:
         """Poll for a feed.
 
         Args:
             feed: Follows the counter.
             read_version: Returns the counter; None if reading it is not worth while now.
+            read_time: Returns the time of a read.
             check_place: Called once a second; raises DatabaseError if the path now names another database.
         """
         self._feed = feed
         self._read_version = read_version
+        self._read_time = read_time
         self._check_place = check_place
         self._next_check = 0.0
         self._job: Job | None = None
@@ -62,6 +68,8 @@ class Poller:
             except DatabaseError as error:
                 self._feed.fail(error)
                 continue
+            with self._feed.lock:
+                self._feed.note_time(self._read_time())
             try:
                 version = self._read_version()
             except Closed:

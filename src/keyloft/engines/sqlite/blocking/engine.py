@@ -69,7 +69,7 @@ class BlockingSqliteEngine(ProcessBound):
         self._waiting = ThreadWaiting(self.shared.refuse_reentry)
         self.feed = ChangeFeed(self, clock, self._waiting)
         self._check_file = file.place_check(self.connection, "watches end")
-        self.poller = Poller(self.feed, self._read_version, self._check_place)
+        self.poller = Poller(self.feed, self._read_version, self._read_time, self._check_place)
         self.queue = CommitQueue(self._writer, self.shared, self.feed.committed)
         self._housekeeping = Housekeeping(file, self.shared, self.queue)
         self.queue.finished = self._housekeeping.committed

@@ -1,0 +1,67 @@
+"""An entry that is alive again because the clock was set back, and is read then, is reported when it expires again."""
+
+import asyncio
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+import keyloft
+from keyloft import ManualClock
+
+
+@pytest.fixture(params=["memory", "file"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path / "app.db" if request.param == "file" else None
+
+
+# Whether the clock is set right at once, so that no timer can fire before.
+_BACK, _FORTH, _RIGHT = -30, 30, 60
+_STEPS = pytest.mark.parametrize("step", [_FORTH, _RIGHT], ids=["in time", "late"])
+
+
+@_STEPS
+async def test_of_a_task(path: Path | None, clock: ManualClock, step: int) -> None:
+    async with AsyncExitStack() as stack, asyncio.timeout(30):
+        kv = await stack.enter_async_context(keyloft.open(path, clock=clock, sweep_every=None))
+        other = (
+            kv if path is None else await stack.enter_async_context(keyloft.open(path, clock=clock, sweep_every=None))
+        )
+        await kv.set_many({("k",): 1, ("other",): 2})
+        await kv.touch(("k",), expire_in=60)
+        watch = await stack.enter_async_context(kv.watch(prefix=()))
+        clock.advance(60)
+        assert [entry.key for entry in await anext(watch)] == [("k",)]
+        clock.advance(_BACK)
+        # A process that waits for another one to commit has polled the file meanwhile.
+        await other.delete(("other",))
+        assert [entry.key for entry in await anext(watch)] == [("other",)]
+        assert [entry.key for entry in await kv.list()] == [("k",)]
+        clock.advance(step)
+        assert [(entry.key, entry.exists) for entry in await anext(watch)] == [(("k",), False)]
+        assert await kv.list() == []
+
+
+@_STEPS
+def test_of_a_thread(tmp_path: Path, clock: ManualClock, step: int) -> None:
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(keyloft.open_sync(tmp_path / "app.db", clock=clock, sweep_every=None)) for _ in "12"
+        ]
+        kv, other = stores
+        kv.set_many({("k",): 1, ("other",): 2})
+        kv.touch(("k",), expire_in=60)
+        watch = stack.enter_context(kv.watch(prefix=()))
+        deadline = Timer(30, watch.close)
+        deadline.start()
+        stack.callback(deadline.cancel)
+        clock.advance(60)
+        assert [entry.key for entry in next(watch)] == [("k",)]
+        clock.advance(_BACK)
+        other.delete(("other",))
+        assert [entry.key for entry in next(watch)] == [("other",)]
+        assert [entry.key for entry in kv.list()] == [("k",)]
+        clock.advance(step)
+        assert [(entry.key, entry.exists) for entry in next(watch)] == [(("k",), False)]
+        assert list(kv.list()) == []
