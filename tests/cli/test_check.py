@@ -58,8 +58,7 @@ def test_nothing_is_wrong_after_a_life_with_locks_expiries_and_dead_letters(
     run: Keyloft, environment: dict[str, str]
 ) -> None:
     url = environment["KEYLOFT_DATABASE_URL"]
-    clock = ManualClock()
-    clock.advance(SystemClock().now() / 1000)
+    clock = ManualClock(SystemClock().now() - 1000 * (61 + 2 * 50 * 86_400))  # the life ends now
 
     async def live() -> None:
         kv = Store(await open_engine(url, clock))

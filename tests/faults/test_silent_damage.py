@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 import keyloft
-from keyloft import DatabaseError, KeyloftError, Undecodable, admin
+from keyloft import ClockSetBack, DatabaseError, KeyloftError, Undecodable, admin
 from keyloft.core.keys import TupleKey
 from keyloft.core.records import Get, Space
 from keyloft.core.values import DAMAGED
@@ -23,6 +23,7 @@ ROWS = (
     "SELECT key, encoding, coalesce(value, (SELECT value FROM keyloft_tuples_large WHERE id = large)) "
     "FROM keyloft_tuples"
 )
+NEWEST_LOGGED = "SELECT version, base, at FROM keyloft_changes ORDER BY version DESC, part DESC LIMIT 1"
 
 
 @pytest.fixture
@@ -121,6 +122,54 @@ async def test_a_counter_that_is_no_number_is_reported(stored: dict[TupleKey, An
             with pytest.raises(DatabaseError, match=r"the newest row of keyloft_changes is damaged.*restore a backup"):
                 await attempt
     assert await problems(path)
+
+
+@pytest.mark.blocks_the_loop  # it copies files
+async def test_no_changed_bit_of_the_counter_lets_a_version_be_given_twice(
+    stored: dict[TupleKey, Any], tmp_path: Path
+) -> None:
+    path, copy = tmp_path / "app.db", tmp_path / "changed.db"
+    with closing(apsw.Connection(str(path))) as connection:
+        row: tuple[Any, ...] = connection.execute(NEWEST_LOGGED).fetchall()[0]
+    last, base, at = row
+    columns = last.to_bytes(2) + base.to_bytes(2) + at.to_bytes(6)
+    content = path.read_bytes()
+    [begin] = [at for at in range(len(content)) if content.startswith(columns, at)]
+    refused = 0
+    for bit in range(8 * (begin - 8), 8 * (begin + len(columns))):  # the header of the row, too
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        copy.write_bytes(changed)
+        try:
+            async with keyloft.open(copy, sweep_every=None) as kv:
+                assert await kv.set(("text", 3), "new") > last
+        except KeyloftError:
+            refused += 1
+            assert await problems(copy), (bit // 8 - begin, bit % 8)
+        for part in ("-wal", "-shm"):
+            Path(f"{copy}{part}").unlink(missing_ok=True)
+    assert refused > 20
+
+
+async def test_a_log_that_ends_in_the_future_is_reported_and_begun_again_by_a_restore(
+    stored: dict[TupleKey, Any], tmp_path: Path
+) -> None:
+    path, backup = tmp_path / "app.db", tmp_path / "backup.db"
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute(
+            "UPDATE keyloft_changes SET at = at + 1000000000 WHERE version = (SELECT max(version) FROM keyloft_changes)"
+        )
+    async with keyloft.open(path, sweep_every=None) as kv:
+        with pytest.raises(ClockSetBack):
+            await kv.set(("text", 3), "new")
+    [finding] = (await admin.check(path)).findings
+    assert finding.code == "log"
+    assert "s ahead of this machine's clock, so writes are refused" in finding.what
+    await admin.backup(path, backup)
+    await admin.restore(backup, path, replace=True)
+    assert not await problems(path)
+    async with keyloft.open(path, sweep_every=None) as kv:
+        await kv.set(("text", 3), "new")
 
 
 async def test_a_row_with_a_column_of_another_type_can_be_replaced_and_deleted(

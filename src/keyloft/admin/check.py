@@ -9,6 +9,7 @@ from msgspec import Struct
 from keyloft import errors, limits
 from keyloft.admin.databases import Database, Progress, opened, stage
 from keyloft.admin.export_format import row_name
+from keyloft.clock import SystemClock
 from keyloft.core import keys, values
 from keyloft.core.maintenance import Maintenance, Range, Snapshot
 from keyloft.core.records import Key, Record, Space
@@ -150,7 +151,7 @@ class _Examination:
                         self.add("log", what, _LOG)
                 done += len(rows)
                 advance(done, None)
-            for what in checker.defects_at_end(snapshot.version):
+            for what in checker.defects_at_end(snapshot.version, snapshot.now, SystemClock().now()):
                 self.add("log", what, _LOG)
 
 

@@ -43,12 +43,20 @@ class LogChecker:
         if any([not row.base < change.version <= row.version for change in changes]):
             yield f"{name}: it lists a change of another version"
 
-    def defects_at_end(self, counter: int) -> Iterator[str]:
-        """What is wrong once all rows were checked, in a database whose version counter stands here."""
+    def defects_at_end(self, counter: int, now: int, clock: int) -> Iterator[str]:
+        """What is wrong once all rows were checked.
+
+        Args:
+            counter: The version counter of the database.
+            now: The database's time, which is never before its last commit.
+            clock: This machine's time.
+        """
         if self._before is None:
             yield "it has no row"
         elif self._before.version != counter:
             yield f"it ends with version {self._before.version}, and the version counter stands at {counter}"
+        elif now <= self._before.at and (ahead := (now - clock) / 1000) > limits.CLOCK_AHEAD_SECONDS:
+            yield f"it ends {ahead:.0f} s ahead of this machine's clock, so writes are refused: is the clock right?"
 
 
 def _is_jump(before: int, base: int) -> bool:

@@ -25,8 +25,9 @@ from keyloft.engines.sqlite.commits import SqliteCommits
 from keyloft.engines.sqlite.connection import WritingConnection
 from keyloft.engines.sqlite.errors import OF_SQLITE, opened_read_only
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.log import read_version
 from keyloft.engines.sqlite.lone_callers import LoneCallers
-from keyloft.engines.sqlite.reads import LongReader, View, answer, point, points, read_version
+from keyloft.engines.sqlite.reads import LongReader, View, answer, point, points
 from keyloft.engines.sqlite.wal import WriteAheadLog
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.sqlite.writes import SqliteWriter

@@ -22,7 +22,8 @@ from keyloft.core.values import DAMAGED, LOST
 from keyloft.engines import change_log, loading
 from keyloft.engines.loading import TableSnapshot
 from keyloft.engines.sqlite.file import LIBRARY_VERSION, SqliteFile, busy_handler
-from keyloft.engines.sqlite.reads import last_logged, point
+from keyloft.engines.sqlite.log import last_logged
+from keyloft.engines.sqlite.reads import point
 from keyloft.engines.sqlite.rows import put
 from keyloft.engines.sqlite.tables import CREATE, LAYOUTS, LOG, READ_VERSION, SqliteLayout, checksum, milliseconds
 from keyloft.engines.sqlite.worker import Worker

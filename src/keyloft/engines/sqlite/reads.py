@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from keyloft import limits
 from keyloft.core.records import (
-    WHOLE,
     Ask,
     Changes,
     Count,
@@ -20,8 +19,6 @@ from keyloft.core.records import (
     Get,
     Key,
     Latest,
-    LogPosition,
-    LogSlice,
     Now,
     Page,
     Record,
@@ -30,27 +27,20 @@ from keyloft.core.records import (
     StoreId,
     Usage,
 )
-from keyloft.core.schema import READ_STORE_ID, Row, damaged_counter, lost_counter, lost_store_id
+from keyloft.core.schema import READ_STORE_ID, Row, lost_store_id
 from keyloft.core.values import DAMAGED, JSON, LOST
-from keyloft.engines import change_log
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.log import read_log, read_version
 from keyloft.engines.sqlite.tables import (
-    CHANGES,
     CHECKSUM_BASE,
-    FIND_LOGGED,
-    IS_LOGGED_AFTER,
     LAYOUTS,
-    OLDEST_LOGGED,
     PLUGIN_USAGE,
-    READ_LOG,
-    READ_VERSION,
     LargeValueTable,
     StoredHead,
     time_text,
 )
 from keyloft.engines.sqlite.worker import Worker
 from keyloft.engines.tables import usage_slice
-from keyloft.errors import HistoryGone
 
 _TUPLE_LAYOUT: Final = LAYOUTS[Space.TUPLES]
 _POSITIONS: Final = tuple(range(limits.SQLITE_GETS_PER_STATEMENT))
@@ -324,48 +314,6 @@ def _with_large_values(cursor: apsw.Cursor, large: LargeValueTable, page: Page) 
             value = b""
         values[at] = value
     return replace(page, values=values, encodings=encodings)
-
-
-def read_version(cursor: apsw.Cursor) -> int:
-    """The version of the last commit."""
-    return last_logged(cursor)[0]
-
-
-def last_logged(cursor: apsw.Cursor) -> tuple[int, int, int]:
-    """The version and the time of the last commit, and the size of the change log.
-
-    Raises:
-        DatabaseError: The newest row of the log is gone or damaged.
-    """
-    rows: list[Row] = cursor.execute(READ_VERSION).fetchall()
-    for version, at, size in rows:
-        if type(version) is type(at) is type(size) is int:
-            return version, at, size
-        raise damaged_counter(cursor.connection.filename, CHANGES)  # a changed bit may have changed a type
-    raise lost_counter(cursor.connection.filename, CHANGES)
-
-
-def read_log(cursor: apsw.Cursor, after: LogPosition) -> LogSlice:
-    """A slice of the change log.
-
-    Raises:
-        HistoryGone: The log does not hold that position.
-    """
-    latest = read_version(cursor)
-    oldest: Row = cursor.execute(OLDEST_LOGGED).fetchall()[0]
-    change_log.check_kept(after, oldest[0], latest)
-    found: Row = cursor.execute(FIND_LOGGED, (after.version,)).fetchall()[0]
-    if not change_log.is_of_group(after.version, found[0], found[2]):
-        raise HistoryGone(after.version, oldest[0] + 1, latest)
-    bindings = (after.version, after.part, limits.LOG_SLICE_BYTES, limits.LOG_SLICE_ROWS)
-    rows: list[Row] = cursor.execute(READ_LOG, bindings).fetchall()
-    changes = [change for _, _, base, at, part in rows for change in change_log.unpack(base, at, part)]
-    if changes and changes[0].version <= after.version and after.part == WHOLE:
-        # The position is within a group.
-        changes = [change for change in changes if change.version > after.version]
-    end = LogPosition(rows[-1][0], rows[-1][1]) if rows else after
-    is_last = not cursor.execute(IS_LOGGED_AFTER, (end.version, end.part)).get
-    return LogSlice(changes, LogPosition(latest) if is_last else end, is_last, found[1])
 
 
 class View:

@@ -378,8 +378,9 @@ PLUGIN_USAGE: Final = tables.plugin_usage(LAYOUTS[Space.PLUGINS])
 """now, plugin and key after which, rows"""
 
 CHANGES: Final = schema.CHANGES_TABLE
-READ_VERSION: Final = f"SELECT version, at, size FROM {CHANGES} ORDER BY version DESC, part DESC LIMIT 1"
-"""Selects the version counter: the version of the log's newest row, with its time and the size of the log."""
+READ_VERSION: Final = f"SELECT version, at, size, base FROM {CHANGES} ORDER BY version DESC, part DESC LIMIT 1"
+"""Selects the version counter: the version of the log's newest row, with its time, the size of the log, and the version
+before its group."""
 LOG: Final = f"INSERT INTO {CHANGES} (version, part, base, at, size, changes) VALUES (?1, ?2, ?3, ?4, ?5, ?6)"
 """version, part, the version before the group, time, size of the log, changes"""
 FIND_LOGGED: Final = f"SELECT base, at, version FROM {CHANGES} WHERE version >= ?1 ORDER BY version, part LIMIT 1"

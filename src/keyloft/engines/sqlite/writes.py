@@ -24,9 +24,9 @@ from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE, is_unkno
 from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, replaced_version, write_expected
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
 from keyloft.engines.sqlite.group_rows import TakesTooLong, check_time, load_rows, write_rows
+from keyloft.engines.sqlite.log import last_logged, last_to_follow
 from keyloft.engines.sqlite.lone_callers import sync_times
 from keyloft.engines.sqlite.plain_sets import PUT, is_plain, outcome_of_set, plain_sets, write_sets
-from keyloft.engines.sqlite.reads import last_logged
 from keyloft.engines.sqlite.rows import put_rows
 from keyloft.engines.sqlite.tables import LAYOUTS, LOG, SECOND_LOGGED, TRIM_LOG, bind_set
 from keyloft.engines.sqlite.uncommitted import UncommittedGroup
@@ -58,7 +58,7 @@ class SqliteWriter:
         self._check_place = file.place_check(connection)
         self.last_version = self.last_commit_at = 0
         """The version and the time of the last commit, by any process, that is known here; 0 if none is known."""
-        with contextlib.suppress(apsw.Error, DatabaseError):  # the first read or write reports what is wrong
+        with contextlib.suppress(*OF_SQLITE, DatabaseError):  # the first read or write reports what is wrong
             self.last_version, self.last_commit_at, _ = last_logged(self._cursor)
         self._newest_logged = (-1, 0, 0, 0)
         """SQLite's data version after the last commit of this connection, and what `last_logged` would return then. The
@@ -222,7 +222,7 @@ class SqliteWriter:
         self._check_place()
         data_version, before, last_commit, log_size = self._newest_logged
         if connection.data_version() != data_version:
-            before, last_commit, log_size = last_logged(cursor)
+            before, last_commit, log_size = last_to_follow(cursor)
         now = self._clock.now()
         if now < last_commit:
             now = change_log.commit_time(now, last_commit, self._file.path)
@@ -326,7 +326,7 @@ class SqliteWriter:
         # connection's last commit, the log need not be read (ADR 6).
         data_version, version, last_commit, log_size = self._newest_logged
         if self.connection.data_version() != data_version:
-            version, last_commit, log_size = last_logged(self._cursor)
+            version, last_commit, log_size = last_to_follow(self._cursor)
         now = self._clock.now()
         if now < last_commit:
             now = change_log.commit_time(now, last_commit, self._file.path)
