@@ -95,6 +95,9 @@ WATCH_PENDING_KEYS: Final = 10_000
 WATCH_REPORT_BYTES: Final = 1024 * 1024
 """A watch of a range reports no further entries at a time once their values have so many bytes."""
 
+WATCH_REPORT_KEYS: Final = 1000
+"""How many keys a step of a watch reports at most, so that it does not hold the event loop for long."""
+
 WATCH_FIRST_KEYS: Final = 4
 """How many keys such a watch reads at a time at first: how large their values are is not known before they are read."""
 

@@ -203,3 +203,21 @@ def test_the_same_for_threads(tmp_path: Path) -> None:
                     break
 
         assert asyncio.run(peak_of(read_all)) < 40_000_000
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["memory", "file"])
+async def test_many_small_entries_are_reported_in_parts_that_hold_the_event_loop_for_milliseconds(
+    tmp_path: Path, *, is_file: bool
+) -> None:
+    path = tmp_path / "app.db" if is_file else None
+    async with keyloft.open(path, durability="relaxed") as kv, kv.watch(prefix=()) as watch, asyncio.timeout(30):
+        versions = {await kv.set_many({(commit, key): 1 for key in range(900)}): commit for commit in range(4)}
+        seen: list[keyloft.Entry] = []
+        while len(seen) < 4 * 900:
+            entries = await anext(watch)
+            assert len(entries) < limits.WATCH_REPORT_KEYS + limits.WATCH_READ_KEYS
+            seen += entries
+            whole = versions.get(watch.reported_to or 0, -1)
+            assert {entry.key for entry in seen} >= {(commit, key) for commit in range(whole + 1) for key in range(900)}
+        assert watch.reported_to == max(versions)
+        assert len({entry.key for entry in seen}) == len(seen)

@@ -36,7 +36,7 @@ class RangeWatch(LogFollowingWatch[Change]):
         if self._interrupted is not None and self._interrupted[0] is changes:
             _, reported, size, count = self._interrupted
         self._interrupted = None
-        while count < len(changes) and size < limits.WATCH_REPORT_BYTES:
+        while count < min(len(changes), limits.WATCH_REPORT_KEYS) and size < limits.WATCH_REPORT_BYTES:
             some = changes[count : count + self._fitting]
             try:
                 records: list[Record | None] = await self._feed.reader.read(
