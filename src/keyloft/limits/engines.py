@@ -110,6 +110,10 @@ WATCH_READ_KEYS: Final = 32
 WATCH_DUE_KEYS: Final = 1000
 """About how many expired keys are read at a time for watches."""
 
+LATE_START_SECONDS: Final = 1.0
+"""How long a database server's answer about the start of a watch may take. If expiries were read up to a moment that is
+later by more than this, the server's clock was set back."""
+
 LATE_EXPIRY_SECONDS: Final = 5.0
 """A reader that continues from a version gets the expiries of this many seconds before it once more."""
 

@@ -137,7 +137,8 @@ class ChangeFeed(ProcessBound):
         """Start a watch: the engine knows now where it begins."""
         if self.position is None:
             self._stand_at(start.version)
-        self._dispatch_expiries_after(start.at)
+        if start.at < self.latest_time - round(1000 * limits.LATE_START_SECONDS):
+            self._clock_was_set_back(start.at)
         for space in watch.registration.spaces:
             if space not in self.expired_to:
                 self.expired_to[space] = start.at
