@@ -255,6 +255,36 @@ async def test_a_group_that_an_interruption_lost_does_not_hold_up_later_writes(
     await kv.aclose()
 
 
+@pytest.mark.usefixtures("signalled", "_enough_time")
+async def test_callers_that_have_a_verdict_before_an_interruption_get_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keyloft.limits.LOST_GROUP_SECONDS", 0.05)
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), ManualClock())
+    verdicts: list[list[object]] = [[] for _ in range(6)]
+
+    def noting(caller: int) -> Callable[[object], None]:
+        def note(verdict: object) -> None:
+            verdicts[caller].append(verdict)
+            if caller == 2 and len(verdicts[2]) == 1:
+                raise Signalled
+
+        return note
+
+    engine.submit(put(0, b"v"), noting(0))
+    engine.submit_each([put(1, b"v")], noting(1))
+    for caller in (2, 3):
+        engine.submit(put(caller, b"v"), noting(caller))
+    engine.submit_each([put(4, b"v")], noting(4))
+    engine.submit(put(5, b"v"), noting(5))
+    async with asyncio.timeout(60):
+        with pytest.raises(keyloft.CommitUnknown):
+            await engine.commit(put(6, b"v"))
+    assert [len(of) for of in verdicts] == [1, 1, 2, 1, 1, 1]
+    assert isinstance(verdicts[0][0], Committed)
+    await engine.aclose()
+
+
 @pytest.mark.parametrize("step", CommitStep)
 @pytest.mark.usefixtures("signalled", "_enough_time")
 async def test_a_group_that_an_interruption_lost_does_not_hold_up_closing(

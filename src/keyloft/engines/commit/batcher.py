@@ -40,6 +40,7 @@ class QueuedBatch(Struct, eq=False):
     future: "asyncio.Future[Committed | Conflict] | None" = None
     """What a caller awaits, instead of `done`."""
     done: Callable[[Verdict], None] | None = None
+    """None once it has returned."""
     is_in_group: bool = False
     is_withdrawn: bool = False
     was_held_back: bool = False
@@ -55,7 +56,8 @@ class QueuedBatches(Struct, eq=False):
 
     batches: Sequence[Batch]
     arrived: float
-    done: Callable[[Sequence[Verdict]], None]
+    done: Callable[[Sequence[Verdict]], None] | None
+    """None once it has returned."""
     size: int
     """How many bytes their values have."""
     is_in_group: bool = False
@@ -156,7 +158,9 @@ class Batcher:
                 several = [one for one in verdicts[first : first + len(queued.batches)] if one is not None]
                 assert len(several) == len(queued.batches), "this engine decides all batches of a group"
                 first += len(several)
-                report(queued.done, several)
+                if queued.done is not None:
+                    report(queued.done, several)
+                    queued.done = None
                 continue
             verdict = verdicts[first]
             first += 1
@@ -168,6 +172,8 @@ class Batcher:
                 future.set_result(verdict)  # the common case, without a call
             elif queued.done is not None:
                 report(queued.done, verdict)
+                # A signal's handler may interrupt this loop. Then the group counts as lost, and gets other verdicts.
+                queued.done = None
             elif future is not None and not future.done():  # else the caller was cancelled
                 future.set_exception(verdict) if isinstance(verdict, Exception) else future.set_result(verdict)
         # `_tick` must not keep the group: it would free a long batch at once, while the caller frees it in slices.
