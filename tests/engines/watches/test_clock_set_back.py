@@ -19,6 +19,12 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 # Whether the clock is set right at once, so that no timer can fire before.
 _BACK, _FORTH, _RIGHT = -30, 30, 60
 _STEPS = pytest.mark.parametrize("step", [_FORTH, _RIGHT], ids=["in time", "late"])
+_KEYS = [("k",), ("other",)]
+
+
+def news(entries: list[keyloft.Entry]) -> list[bool]:
+    """Which of the keys have an entry."""
+    return [entry.exists for entry in entries]
 
 
 @_STEPS
@@ -41,6 +47,32 @@ async def test_of_a_task(path: Path | None, clock: ManualClock, step: int) -> No
         clock.advance(step)
         assert [(entry.key, entry.exists) for entry in await anext(watch)] == [(("k",), False)]
         assert await kv.list() == []
+
+
+@_STEPS
+async def test_of_keys(path: Path | None, clock: ManualClock, step: int) -> None:
+    async with AsyncExitStack() as stack, asyncio.timeout(30):
+        kv = await stack.enter_async_context(keyloft.open(path, clock=clock, sweep_every=None))
+        other = (
+            kv if path is None else await stack.enter_async_context(keyloft.open(path, clock=clock, sweep_every=None))
+        )
+        await kv.set_many(dict.fromkeys(_KEYS, 1))
+        await kv.touch(("k",), expire_in=60)
+        watch = await stack.enter_async_context(kv.watch(*_KEYS))
+        marker = await stack.enter_async_context(kv.watch(("marker",)))
+        assert news(await anext(watch)) == [True, True]
+        assert news(await anext(marker)) == [False]
+        await kv.set(("marker",), 1)
+        assert news(await anext(marker)) == [True]
+        clock.advance(60)
+        assert news(await anext(watch)) == [False, True]
+        clock.advance(_BACK)
+        await other.delete(("marker",))
+        while news(await anext(marker)) != [False]:
+            pass  # after a clock was set back, a state may be reported twice
+        assert (await kv.get(("k",))).exists
+        clock.advance(step)
+        assert news(await anext(watch)) == [False, True]
 
 
 @_STEPS

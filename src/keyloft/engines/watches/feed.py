@@ -200,6 +200,8 @@ class ChangeFeed(ProcessBound):
     def _clock_was_set_back(self, now: int) -> None:
         """Dispatch expiries a second time: reads show these entries again, until they expire again."""
         self.latest_time = now
+        for watch in self._interest.watches():
+            watch.clock_was_set_back()
         self._dispatch_expiries_after(now - round(1000 * limits.CLOCK_AHEAD_SECONDS))
 
     def _dispatch_expiries_after(self, moment: int) -> None:

@@ -36,6 +36,9 @@ class KeyWatch(EngineWatch[Change]):
     def expired(self, key: Key) -> None:
         self._woken.set()
 
+    def clock_was_set_back(self) -> None:
+        self._reported = None  # so that an absence is reported again: a get may show the entry meanwhile
+
     def lost(self, gone: HistoryGone) -> None:
         self._woken.set()  # the keys are read again, and compared with what was reported
 

@@ -178,6 +178,9 @@ class EngineWatch(ABC, Generic[T]):
     def expired(self, key: Key) -> None:
         """Note that the entry at this key has expired."""
 
+    def clock_was_set_back(self) -> None:
+        """Note that entries which have expired are alive again, until they expire a second time."""
+
     @abstractmethod
     def lost(self, gone: HistoryGone) -> None:
         """Note that the feed has missed changes."""
