@@ -70,6 +70,10 @@ class TestLogin:
             url = f"tls://localhost:{server.port}"
             login = Login(ca=tmp_path / "ca.pem", certificate=tmp_path / "client.pem", key=tmp_path / "client.key")
             await a_value_goes_through(url, login, tmp_path)
+            for incomplete in (Login(), Login(ca=tmp_path / "ca.pem")):
+                with pytest.raises(keyloft.Unanswered, match=r"certificates of NATS .*--nats-ca") as refused:
+                    await DatabaseClient.connect(url, plugin_name="trivia", login=incomplete)
+                assert refused.type is keyloft.Unanswered, "another login would not help"
 
     @pytest.mark.parametrize("asked_by", ["address", "authority"])
     @pytest.mark.parametrize("is_optional", [False, True], ids=["no tls", "optional tls"])

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 from nats.aio import transport
@@ -27,6 +27,11 @@ from keyloft.nats.log_rate import LogRate
 from keyloft.nats.messages import NatsConnection
 
 logger = logging.getLogger(__name__)
+
+_TRUST: Final = (
+    "--nats-ca, or `ca` of a Login, is the authority that signed the server's certificate; --nats-cert and --nats-key, "
+    "or `certificate` and `key`, are the client's own, where the server asks for one"
+)
 
 T = TypeVar("T")
 
@@ -98,8 +103,9 @@ async def connect(
         options: Passed on to `nats.connect`.
 
     Raises:
-        NotPermitted: The server refuses this login, or a certificate is not trusted.
-        Unanswered: The server does not offer TLS, which its address or a certificate asks for.
+        NotPermitted: The server refuses this login.
+        Unanswered: The server does not offer TLS, which its address or a certificate asks for; or a certificate is not
+            trusted.
         InvalidArgument: A file of the login can't be read.
         TypeError: `nats.connect` has no such option.
         IncompatibleLibrary: The installed nats-py can't be used.
@@ -186,7 +192,9 @@ def _permanent(error: Exception) -> Unanswered | None:
     if isinstance(error, NoTlsError):
         return Unanswered(str(error))
     if isinstance(error, ssl.SSLError):
-        return NotPermitted(f"the TLS certificates of NATS and of this client don't fit: {error.reason or error}")
+        return Unanswered(
+            f"the TLS certificates of NATS and of this client don't fit: {error.reason or error}; {_TRUST}"
+        )
     return None
 
 

@@ -174,7 +174,7 @@ def _reached(where: str, user: User, max_payload: int) -> Finding:
 
 def _not_reached(where: str, user: User, error: Exception) -> Finding:
     if not isinstance(error, NotPermitted):
-        advice = "name the address of a NATS server with --nats"
+        advice = "--nats names the address of a NATS server; --nats-ca, --nats-cert and --nats-key are its certificates"
     elif user.is_anonymous:
         advice = "log in with --nats-user and KEYLOFT_NATS_PASSWORD, --nats-creds or KEYLOFT_NATS_TOKEN"
     else:
