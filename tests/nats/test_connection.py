@@ -24,6 +24,7 @@ from keyloft.nats.connection import Login, connect
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from keyloft.semantic.client import SemanticClient
 from tests.support.nats import private_server, settled
+from tests.support.ports import free_port
 
 
 async def a_value_goes_through(url: str, login: Login, folder: Path) -> None:
@@ -254,13 +255,20 @@ class TestReportedErrors:
         assert left_out
 
 
-async def test_a_client_closes_while_nats_is_away() -> None:
-    async with private_server() as server:
-        client = await DatabaseClient.connect(server.url, plugin_name="trivia")
+@pytest.mark.filterwarnings("ignore:parameter 'timeout' of type 'float':DeprecationWarning")  # nats-py calls aiohttp so
+@pytest.mark.parametrize("scheme", ["nats", "ws"])
+async def test_a_client_closes_while_nats_is_away(
+    scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    port, config = free_port(), tmp_path / "websocket.conf"
+    config.write_text(f'websocket {{ listen: "127.0.0.1:{port}", no_tls: true }}\n')
+    async with private_server(config) as server:
+        url = server.url if scheme == "nats" else f"ws://127.0.0.1:{port}"
+        client = await DatabaseClient.connect(url, plugin_name="trivia")
         with pytest.raises(keyloft.NoService):
             await client.kv.get("k")
         os.kill(server.pid, signal.SIGKILL)
-        while not client.nats.is_reconnecting:
+        while "trying again until it answers" not in caplog.text:
             await asyncio.sleep(0.01)
         calls = [asyncio.ensure_future(client.kv.set("k", number)) for number in range(3)]
         while not client.nats.pending_data_size:

@@ -38,7 +38,6 @@ _CLIENT_METHODS: Final = {
     "_process_pong": "async ()",
     "_send_command": "async (cmd, priority=False)",
     "_flush_pending": "async (force_flush=False)",
-    "close": "async ()",
     "force_reconnect": "async ()",
 }
 _LIMITS_OF_SUBSCRIPTION: Final = "pending_msgs_limit=524288, pending_bytes_limit=134217728"
@@ -57,7 +56,7 @@ _ADDED: Final = {
         ),
         *("parser", "refused_events", "sending"),
     ),
-    TcpTransport: ("_receiver", "is_ending", "receive_for"),
+    TcpTransport: ("_receiver", "receive_for"),
     Parser: (
         *("_awaited", "_enough", "_large", "_receive_rest", "_rest", "_space", "_wait_for", "fill", "leave_out"),
         *("missing", "take", "unwanted"),
@@ -68,6 +67,7 @@ PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (Nats, {"subscribe": f"async (subject, queue='', cb=None, future=None, max_msgs=0, {_LIMITS_OF_SUBSCRIPTION})"}),
     (Nats, {"_current_server": "NoneType", "options": "dict"}),
     (Nats, {"_ps": "Parser", "_subs": "dict", "_pongs": "list", "_transport": "NoneType"}),
+    (Nats, {"_pending": "list", "_pending_data_size": "int"}),
     (Nats, {"is_connected": "bool", "is_draining_pubs": "bool", "max_payload": "int", "pending_data_size": "int"}),
     (TcpTransport, {"connect": "async (uri, buffer_size, connect_timeout)", "read": "async (buffer_size)"}),
     (TcpTransport, {"at_eof": "()", "write": "(payload)", "_io_reader": "NoneType", "_io_writer": "NoneType"}),

@@ -9,6 +9,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from nats.aio.client import Client as Nats
@@ -56,9 +57,17 @@ class NatsConnection(Nats):
         """In lower case, the last subjects of events that this program was not allowed to publish to."""
 
     async def close(self) -> None:
-        """End the connection. What a lost one has left to send is given up; nats-py would fail then, and stay open."""
-        if isinstance(self._socket, LargeReads):
-            self._socket.is_ending = True
+        """End the connection, after what is left to send is sent; a lost connection gives it up.
+
+        nats-py would send it while it closes. It would fail on a lost connection, and stay half open.
+        """
+        # A WebSocket raises an AttributeError if it was lost, uvloop a RuntimeError.
+        with suppress(OSError, RuntimeError, AttributeError):
+            while self.is_connected and self.pending_data_size and (socket := self._transport) is not None:
+                left, self._pending, self._pending_data_size = self._pending, [], 0
+                socket.writelines(left)
+                await socket.drain()  # type: ignore[no-untyped-call]
+        self._pending, self._pending_data_size = [], 0
         await super().close()
 
     @property

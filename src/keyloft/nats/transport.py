@@ -1,4 +1,4 @@
-"""nats-py's transport as Keyloft uses it: it reads more at once, and lets a lost connection be closed."""
+"""nats-py's transport as Keyloft uses it: it reads more at once."""
 
 from typing import Any
 
@@ -14,8 +14,6 @@ class LargeReads(TcpTransport):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._receiver: SocketReceiver | None = None
-        self.is_ending = False
-        """Whether the client is being closed: then it does not matter what can't be sent any more."""
 
     def receive_for(self, parser: ByteParser) -> None:
         """Pass what arrives directly to a parser; with TLS, nats-py's reading task still does so."""
@@ -35,20 +33,6 @@ class LargeReads(TcpTransport):
             return b""
         data: bytes = await super().read(limits.NATS_READ_BYTES)
         return data
-
-    def writelines(self, payload: list[bytes]) -> None:
-        try:
-            super().writelines(payload)  # type: ignore[no-untyped-call]
-        except (OSError, RuntimeError):  # on uvloop, a lost connection raises RuntimeError
-            if not self.is_ending:
-                raise
-
-    async def drain(self) -> None:
-        try:
-            await super().drain()  # type: ignore[no-untyped-call]
-        except (OSError, RuntimeError):
-            if not self.is_ending:
-                raise
 
     def at_eof(self) -> bool:
         is_over: bool = super().at_eof()  # type: ignore[no-untyped-call]
