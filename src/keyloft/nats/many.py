@@ -84,15 +84,15 @@ class Many(Operation):
     name = "many"
     holds_requests = True
 
-    def __init__(self, nats: Nats, find: Callable[[Any, str], Operation], unfit: frozenset[str]) -> None:
+    def __init__(self, nats: Nats, find: Callable[[Any, str], Operation], operations: Sequence[str]) -> None:
         """Args:
         nats: The connection, which knows how large a message may be.
-        find: The operation of this name, for what a subject names; it raises a KeyloftError if there is none.
-        unfit: Names of operations that can't be a part of it.
+        find: The operation of this name, for what a subject names.
+        operations: The names of those that can be a part of it.
         """
         self._nats = nats
         self._find = find
-        self._unfit = unfit
+        self._operations = operations
 
     def read(self, about: Any, data: bytes, /) -> ManyRequests:
         for begin, name, is_short in _OF_ONE_OPERATION:
@@ -133,8 +133,8 @@ class Many(Operation):
             is_doubled = b'"op"' in rest or b"\\u00" in rest  # perhaps; the name may be written with escapes
             name, rest = _without_op(data) if begins is None or is_doubled else (begins[1].decode(), rest)
             if (operation := found.get(name)) is None:
-                if name in self._unfit:
-                    raise InvalidSubject(f"op: {name} can't be a part of many; send it alone")
+                if name not in self._operations:
+                    raise InvalidSubject(f"op: expected one of {', '.join(self._operations)}; send any other alone")
                 operation = found[name] = self._find(about, name)
         except KeyloftError as error:
             return RefusedOperation(type(error), str(error)), data

@@ -359,7 +359,7 @@ def operations(
         PluginCounting(db),
         PluginTouch(),
         PluginUsing(usage),
-        Many(nats, find, rules.UNFIT_FOR_MANY),
+        Many(nats, find, rules.PARTS_OF_MANY),
     ]
     assert {WATCH, *[operation.name for operation in found]} == set(rules.OPERATIONS), "the service adds watch"
     return found

@@ -40,8 +40,8 @@ OPERATIONS: Final = (
 """The operations that plugins can ask for."""
 GATHERED: Final = frozenset({"set", "get", "delete", "incr", "touch"})
 """The operations that a client gathers into a `many`: short requests with short replies."""
-UNFIT_FOR_MANY: Final = frozenset({"many", WATCH})
-"""The operations that can't be a part of `many`."""
+PARTS_OF_MANY: Final = tuple([name for name in OPERATIONS if name not in ("many", WATCH)])
+"""The operations that can be a part of `many`."""
 
 _NAME: Final = re.compile(r"[a-z0-9_-]+", re.ASCII)
 # No key has more than 255 characters, so a prefix with this appended sorts after all keys with that prefix.
