@@ -19,7 +19,6 @@ import nats
 import pytest
 from nats.errors import NoRespondersError
 
-from keyloft.errors import NoService
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from keyloft.server.app import App
 from keyloft.server.config import Config
@@ -28,6 +27,7 @@ from keyloft.server.nats_process import NatsServer
 from tests.support.fork_server import ForkedProcess, run
 from tests.support.nats import private_server
 from tests.support.ports import free_port
+from tests.support.postgres_proxy import listening
 from tests.support.processes import stop
 
 pytestmark = pytest.mark.slow
@@ -369,6 +369,46 @@ async def test_a_lost_nats_shows_in_the_health_until_it_is_back(tmp_path: Path) 
         assert await answers(server.url) == "nothing"
 
 
+async def test_a_service_is_healthy_only_once_nats_has_its_subscriptions_again(tmp_path: Path) -> None:
+    may_subscribe, connections = asyncio.Event(), list[asyncio.StreamWriter]()
+    may_subscribe.set()
+
+    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_nats, to_nats = await asyncio.open_connection("127.0.0.1", server.port)
+        connections.append(writer)
+        either = [pass_on(from_nats, writer), pass_on(reader, to_nats, delays=True)]
+        try:
+            await asyncio.wait(map(asyncio.ensure_future, either), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            to_nats.transport.abort()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, delays: bool = False) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                if delays and data.endswith(b"PING\r\n"):  # the end of the login; the subscriptions follow
+                    await may_subscribe.wait()
+
+    async with (
+        private_server() as server,
+        listening(between) as port,
+        serving(tmp_path, "--nats", f"nats://127.0.0.1:{port}") as served,
+    ):
+        assert await served.is_healthy()
+        may_subscribe.clear()
+        connections[-1].transport.abort()
+        await served.logs("the connection is lost")
+        while "not carried out" not in (await served.page("/healthz"))[1]:
+            assert not await served.is_healthy()
+        assert (await served.page("/readyz"))[0] == 503
+        may_subscribe.set()
+        await served.shows("/readyz", 200)
+        assert await served.is_healthy()
+        client = await nats.connect(server.url)
+        assert await DatabaseClient(client, "trivia").kv.get("score", "nothing") == "nothing"
+        await client.close()
+
+
 async def test_metrics_and_logs_show_an_operation_and_not_its_value(tmp_path: Path) -> None:
     async with serving(tmp_path, "--nats-port", "0", "--log-format", "json", "--log-level", "debug") as served:
         async with await DatabaseClient.connect(served.nats, plugin_name="trivia") as client:
@@ -551,13 +591,7 @@ async def test_logins_are_used_and_their_refusal_is_reported(tmp_path: Path) -> 
             isolation.write(config, replace=True)
             await server.reload()
             await served.shows("/healthz", 200)
-            # It is connected; NATS may not have carried out its subscriptions yet.
-            async with asyncio.timeout(LONGEST_SECONDS):
-                while True:
-                    with suppress(NoService):
-                        assert await DatabaseClient(client, "trivia").kv.get("score", "nothing") == "nothing"
-                        break
-                    await asyncio.sleep(0.02)
+            assert await DatabaseClient(client, "trivia").kv.get("score", "nothing") == "nothing"
             await client.close()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from nats.aio.client import Client as Nats
+from nats.errors import Error as NatsError
 
 from keyloft import limits
 from keyloft.core.engine import Engine
@@ -14,6 +15,7 @@ from keyloft.core.records import Batch, Check, Get, Space, StoreId
 from keyloft.errors import KeyloftError
 from keyloft.http.monitoring import CLOSE, unavailable
 from keyloft.http.replies import TEXT_TYPE, HttpReply
+from keyloft.nats.connection import flush
 from keyloft.server.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 _PROBE: Final = Get(Space.PLUGINS, ("keyloft", "health"))
 _NOT_OPEN: Final = "the database is not open yet"
 _NOT_CONNECTED: Final = "not connected to NATS"
+_NOT_SUBSCRIBED: Final = "NATS has not carried out the service's subscriptions yet"
 
 
 class ServiceHealth:
@@ -33,7 +36,9 @@ class ServiceHealth:
         self.engine: Engine | None = None
         self.nats: Nats | None = None
         self.is_serving = False
-        """Whether the services have subscribed to their requests."""
+        """Whether the services have subscribed to their requests, on this connection."""
+        self._subscribed: tuple[Nats, int] | None = None
+        """The connection that is known to deliver requests, and how many times it had been restored by then."""
         self._metrics = metrics(self)
 
     @property
@@ -56,16 +61,16 @@ class ServiceHealth:
         """Whether requests are served. This asks no database, so one that hangs does not make a service unready."""
         if not self.is_open:
             return unavailable(_NOT_OPEN)
-        if not self.is_serving or not self.is_connected:
-            return unavailable(_NOT_CONNECTED)
+        if (reason := await self._undelivered()) is not None:
+            return unavailable(reason)
         return HttpReply(b"ready\n", content_type=TEXT_TYPE, headers=CLOSE)
 
     async def health(self) -> HttpReply:
         """Whether the service is connected, and its database can be read and written."""
         if self.engine is None:
             return unavailable(_NOT_OPEN)
-        if not self.is_connected:
-            return unavailable(_NOT_CONNECTED)
+        if (reason := await self._undelivered()) is not None:
+            return unavailable(reason)
         try:
             async with asyncio.timeout(limits.HEALTH_SECONDS):
                 store_id, _ = await self.engine.read(StoreId(), _PROBE)  # each time: a restore changes the id
@@ -79,6 +84,25 @@ class ServiceHealth:
         lines = ["ok", f"store {store_id}", *(servers.lines if (servers := self.servers()) else ())]
         body = "".join([f"{line}\n" for line in lines]).encode()
         return HttpReply(body, content_type=TEXT_TYPE, headers=CLOSE)
+
+    async def _undelivered(self) -> str | None:
+        """Why NATS does not deliver requests to this service; None if it does."""
+        nats = self.nats
+        if nats is None or not nats.is_connected:
+            return _NOT_CONNECTED
+        if not self.is_serving:
+            return _NOT_SUBSCRIBED
+        connection = nats, nats.stats["reconnects"]
+        if connection != self._subscribed:
+            # nats-py is connected again before NATS has read its subscriptions. Asked once, not with each request: in a
+            # flood of messages the answer comes late.
+            try:
+                async with asyncio.timeout(limits.HEALTH_SECONDS):
+                    await flush(nats)
+            except (NatsError, OSError, TimeoutError):
+                return _NOT_SUBSCRIBED
+            self._subscribed = connection
+        return None
 
     def _unusable(self, reason: str) -> HttpReply:
         # Hosts are asked regularly only if there are several. For a single host, the reason says all.
