@@ -17,7 +17,7 @@ from typing import Any
 
 import nats
 import pytest
-from nats.errors import NoRespondersError
+from nats.errors import FlushTimeoutError, NoRespondersError
 
 from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
 from keyloft.server.app import App
@@ -277,7 +277,8 @@ async def test_it_ends_in_good_order_while_nats_is_away(tmp_path: Path) -> None:
         assert await served.ends() == 0
 
 
-async def test_a_signal_ends_it_though_a_library_has_caught_the_cancellation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_signal_ends_it_though_a_library_has_caught_the_cancellation(tmp_path: Path, is_away: bool) -> None:
     caught = asyncio.Event()
 
     async def start(service: DatabaseService) -> None:
@@ -286,6 +287,9 @@ async def test_a_signal_ends_it_though_a_library_has_caught_the_cancellation(tmp
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             caught.set()
+        if is_away:
+            await server.stop()
+            raise FlushTimeoutError
         await original(service)
 
     beginning, original = asyncio.Event(), DatabaseService.start

@@ -259,6 +259,7 @@ class App:
 
     async def _serve(self, addresses: list[str], store: SemanticStore) -> None:
         """Serve until the connection to NATS ends for good."""
+        _check_cancelled()
         config, is_first = self._config, not self._has_served
         self._health.is_serving = False
         closed = asyncio.Event()
