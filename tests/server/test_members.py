@@ -11,7 +11,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from keyloft import AnotherStore, admin
+from keyloft import AnotherStore, admin, limits
 from keyloft.cli.doctor import database as doctor
 from keyloft.nats.connection import connect
 from keyloft.plugins import BotDatabase, DatabaseService
@@ -21,6 +21,7 @@ from keyloft.server.members import QueueGroup, find_services, store_of
 from tests.cli.commands import SURROUNDINGS, run_command
 from tests.server.test_serve import Serving, refused, serving
 from tests.support.nats import private_server
+from tests.support.postgres_proxy import proxy
 
 MINE = "a" * 32
 OTHER = "b" * 32
@@ -103,6 +104,19 @@ async def test_while_the_database_does_not_answer_the_last_known_id_counts() -> 
         known = await store()
         assert known != MINE
     assert await store() == known
+
+
+async def test_only_the_first_answer_waits_while_the_database_stalls(emptied_postgres_url: str) -> None:
+    async with proxy(emptied_postgres_url) as (between, url), BotDatabase(url) as db:
+        store = store_of(await db.engine(), MINE)
+        known = await store()
+        between.pause()
+        try:
+            async with asyncio.timeout(4 * limits.STORE_ID_SECONDS):
+                answers = [await store() for _ in range(20)]
+        finally:
+            between.go_on()
+        assert answers == 20 * [known]
 
 
 # As processes

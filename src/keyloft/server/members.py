@@ -87,13 +87,29 @@ async def new_store() -> str:
 
 
 def store_of(engine: Engine, known: str) -> Callable[[], Awaitable[str]]:
-    """Reads the id of a store, which a restore changes. While the database does not answer, the last one counts."""
+    """Reads the id of a store, which a restore changes. While the database does not answer, the last one counts.
 
-    async def read() -> str:
-        nonlocal known
-        with suppress(KeyloftError, TimeoutError):
+    Callers share a read, and none waits for a database that has not answered the read before: who looks for services
+    waits for a second or two for all of them.
+    """
+    reading: asyncio.Task[None] | None = None
+    is_late = False
+
+    async def refresh() -> None:
+        nonlocal known, is_late
+        try:
             async with asyncio.timeout(limits.STORE_ID_SECONDS):
                 [known] = await engine.read(StoreId())
+            is_late = False
+        except (KeyloftError, TimeoutError):
+            is_late = True
+
+    async def read() -> str:
+        nonlocal reading
+        if reading is None or reading.done():
+            reading = asyncio.create_task(refresh(), name="keyloft store id")
+        if not is_late:
+            await asyncio.shield(reading)
         return known
 
     return read
