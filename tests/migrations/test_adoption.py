@@ -190,6 +190,30 @@ def test_versions_of_another_counter_do_not_stay(url: str) -> None:
     assert rows_at(url, "SELECT version FROM plugin_kv_storage") == [(0,)]
 
 
+def test_an_unlogged_table_becomes_durable(postgres_url: str) -> None:
+    made(postgres_url, BY_THE_SPECIFICATION.replace("CREATE TABLE", "CREATE UNLOGGED TABLE"))
+    asyncio.run(shows_its_rows(postgres_url))
+    assert rows_at(postgres_url, "SELECT relpersistence::text FROM pg_class WHERE relname = 'plugin_kv_storage'") == [
+        ("p",)
+    ]
+
+
+@pytest.mark.parametrize("rule", ["CHECK (length(value_json) < 30)", "UNIQUE (value_json)"])
+def test_what_would_refuse_writes_to_a_file_does_not_stay(file: Path, rule: str) -> None:
+    url = f"sqlite:///{file}"
+    by_create_all(url)
+    [(create,)] = rows_at(url, "SELECT sql FROM sqlite_schema WHERE name = 'plugin_kv_storage'")
+    rows_at(url, "DROP TABLE plugin_kv_storage")
+    carry_out(url, f"{create.rpartition(')')[0]}, {rule})")
+
+    async def same_long_values() -> None:
+        async with BotDatabase(file) as db:
+            for key in ("a", "b"):
+                await db.kv_set("trivia", key, "long" * 10)
+
+    asyncio.run(same_long_values())
+
+
 def test_times_without_a_zone_count_as_utc(postgres_url: str) -> None:
     made(postgres_url, BY_THE_SPECIFICATION.replace("WITH TIME ZONE", "(3) WITHOUT TIME ZONE"))
     rows_at(postgres_url, "SET timezone = 'Asia/Tokyo'")
@@ -249,6 +273,37 @@ POSTGRES = {
         COLUMNS.replace("PRIMARY KEY (plugin_name, key)", "PRIMARY KEY (key)"),
         "primary key: expected plugin_name, key, found key",
     ),
+    "a deferrable primary key": (
+        COLUMNS.replace("key)\n", "key) DEFERRABLE\n"),
+        "deferrable constraint plugin_kv_storage_pkey: expected none",
+    ),
+    "a check": (
+        COLUMNS.replace("PRIMARY KEY", "CONSTRAINT short CHECK (length(value_json) < 9), PRIMARY KEY"),
+        "constraint short: expected none",
+    ),
+    "a foreign key": (
+        "CREATE TABLE bots (name VARCHAR(100) PRIMARY KEY); "
+        + COLUMNS.replace("PRIMARY KEY", "CONSTRAINT known FOREIGN KEY (plugin_name) REFERENCES bots, PRIMARY KEY"),
+        "constraint known: expected none",
+    ),
+    "values that are unique": (
+        f"{COLUMNS}; CREATE UNIQUE INDEX once ON plugin_kv_storage (value_json)",
+        "unique index once: expected none",
+    ),
+    "a trigger": (
+        f"{COLUMNS}; CREATE TRIGGER lazy BEFORE UPDATE ON plugin_kv_storage "
+        "FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+        "trigger lazy: expected none",
+    ),
+    "a rule": (
+        f"{COLUMNS}; CREATE RULE kept AS ON DELETE TO plugin_kv_storage DO INSTEAD NOTHING",
+        "rule kept: expected none",
+    ),
+    "row security": (
+        f"{COLUMNS}; ALTER TABLE plugin_kv_storage ENABLE ROW LEVEL SECURITY",
+        "row security: expected none",
+    ),
+    "a child": (f"{COLUMNS}; CREATE TABLE more () INHERITS (plugin_kv_storage)", "inheritance: expected none"),
 }
 
 

@@ -143,7 +143,12 @@ def examine_sqlite(create: Sequence[str]) -> Examination:
         f"SELECT DISTINCT x.coll FROM pragma_index_list('{TABLE}') AS l, pragma_index_xinfo(l.name) AS x "
         "WHERE l.origin = 'pk' AND x.key = 1"
     )
-    if same and collations == [("BINARY",)]:
+    restricted = yield (
+        f"SELECT 1 FROM pragma_index_list('{TABLE}') WHERE \"unique\" AND origin <> 'pk' UNION ALL "
+        f"SELECT 1 FROM pragma_foreign_key_list('{TABLE}') UNION ALL "
+        f"SELECT 1 FROM sqlite_schema WHERE name = '{TABLE}' AND sql LIKE '%CHECK%'"
+    )
+    if same and not restricted and collations == [("BINARY",)]:
         odd = " OR ".join([f"NOT ({_IS_NORMAL.format(name)})" for name in _TIMES])
         if not (yield f"SELECT 1 FROM {TABLE} WHERE version <> 0 OR {odd} LIMIT 1"):
             return Adoption((yield from _sqlite_indexes(create[1:])))
@@ -188,6 +193,24 @@ _NO_TZ: Final = "timestamp without time zone"
 _VARCHAR: Final = re.compile(r"character varying\((\d+)\)")
 _WIDTHS: Final = {"plugin_name": 100, "key": 255}
 _SAME_AS_C: Final = ("C", "POSIX")
+_OBSTACLES: Final = " UNION ALL ".join(
+    [
+        "SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = {table} AND NOT tgisinternal",
+        "SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = {table}",
+        "SELECT 'row security' FROM pg_class WHERE oid = {table} AND relrowsecurity",
+        "SELECT 'inheritance' WHERE EXISTS (SELECT FROM pg_inherits WHERE {table} IN (inhrelid, inhparent))",
+        # Checks, foreign keys in both directions, exclusions; a deferrable key, which ON CONFLICT can't use.
+        "SELECT CASE WHEN condeferrable THEN 'deferrable ' ELSE '' END || 'constraint ' || conname FROM pg_constraint "
+        "WHERE {table} IN (conrelid, confrelid) "
+        "AND (contype IN ('c', 'f', 'x') OR (contype IN ('p', 'u') AND condeferrable))",
+        # A unique index of both columns of the primary key, and perhaps of others, forbids nothing more.
+        "SELECT 'unique index ' || c.relname FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid "
+        "WHERE i.indrelid = {table} AND i.indisunique AND NOT i.indisprimary "
+        "AND 2 > (SELECT count(*) FROM pg_attribute AS a WHERE a.attrelid = i.indrelid "
+        f"AND a.attname IN {_KEY} AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]))",
+    ]
+)
+"""SQL: what would change or refuse some of Keyloft's writes."""
 
 
 def examine_postgres(create: Sequence[str]) -> Examination:
@@ -197,12 +220,12 @@ def examine_postgres(create: Sequence[str]) -> Examination:
         create: The statements that make the table and its indexes.
     """
     kinds = yield (
-        f"SELECT oid::bigint, relkind::text FROM pg_class WHERE relname = '{TABLE}' "
+        f"SELECT oid::bigint, relkind::text, relpersistence = 'u' FROM pg_class WHERE relname = '{TABLE}' "
         "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())"
     )
     if not kinds:
         return None
-    [(table, kind)] = kinds
+    [(table, kind, is_unlogged)] = kinds
     if kind not in ("r", "p"):
         return Adoption(differences=(f"{TABLE}: expected a table, found a view or the like",))
     rows = yield (
@@ -230,6 +253,8 @@ def examine_postgres(create: Sequence[str]) -> Examination:
     key = [name for [name] in primary]
     if key and sorted(key) != sorted(_KEY):
         differences.append(f"primary key: expected plugin_name, key, found {', '.join(key)}")
+    obstacles = yield _OBSTACLES.format(table=table)
+    differences += [f"{what}: expected none" for [what] in obstacles]
     if differences:
         return Adoption(differences=tuple(differences))
 
@@ -246,7 +271,9 @@ def examine_postgres(create: Sequence[str]) -> Examination:
         differences.append(f"primary key: expected each (plugin_name, key) once, found {_rows(repeated)} more")
     if differences:
         return Adoption(differences=tuple(differences))
-    return Adoption((*_altered(columns, bool(key), bool(numbered)), *(yield from _postgres_indexes(create[1:]))))
+    durable = [f"ALTER TABLE {TABLE} SET LOGGED"] if is_unlogged else []  # else a crash of the server empties it
+    altered = _altered(columns, bool(key), bool(numbered))
+    return Adoption((*durable, *altered, *(yield from _postgres_indexes(create[1:]))))
 
 
 def _altered(columns: dict[str, Row], has_key: bool, is_numbered: bool) -> list[str]:
