@@ -392,6 +392,9 @@ class TimedOut(Unanswered, TimeoutError, code="TIMED_OUT"):
 class DatabaseError(KeyloftError, code="DATABASE_ERROR"):
     """The database failed; what was acknowledged before is safe."""
 
+    is_for_callers: bool = False
+    """Whether a service sends the message to its callers, too: it names neither hosts nor files."""
+
 
 class CannotOpen(DatabaseError, code="CANNOT_OPEN"):
     """The database can't be opened: a wrong path or URL, or a missing permission."""
@@ -431,6 +434,8 @@ class ClockSetBack(DatabaseError, code="CLOCK_SET_BACK"):
 
 class Stalled(DatabaseError, code="STALLED"):
     """The database did not answer in time; the message says whether the request may still be carried out."""
+
+    is_for_callers = True
 
 
 class Busy(DatabaseError, code="BUSY"):

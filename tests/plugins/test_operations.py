@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import asyncpg  # type: ignore[import-untyped]
 import pytest
 from nats.aio.client import Client as Nats
 
-from keyloft import ManualClock
+from keyloft import ManualClock, limits
 from keyloft.nats.connection import connect
 from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.plugins.quotas import Quota, Quotas
@@ -211,6 +213,31 @@ async def test_several_keys_are_deleted_together_or_by_their_prefix(client: Nats
     assert await ask(client, "p.count", prefix="c") == {"success": True, "count": 0}
     assert await ask(client, "p.delete_many", prefix="") == {"success": True, "count": 332}
     assert (await ask(client, "p.list"))["keys"] == []
+
+
+async def test_a_reply_says_what_a_locked_row_has_left_of_a_deletion_and_names_no_database(
+    nats_url: str, emptied_postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        await connect(nats_url, name="operations") as client,
+        BotDatabase(emptied_postgres_url, patience=0.5) as db,
+        DatabaseService(client, db, prefixes=[PREFIX]),
+    ):
+        await ask(client, "p.set_many", entries={f"a:{n:04}": n for n in range(limits.SLICE_ITEMS + 1)})
+        rival = await asyncpg.connect(emptied_postgres_url)
+        try:
+            last = f"a:{limits.SLICE_ITEMS:04}"
+            await rival.execute(f"BEGIN; SELECT FROM plugin_kv_storage WHERE key = '{last}' FOR UPDATE")
+            partly, not_at_all = await ask(client, "p.delete_many", prefix=""), await ask(client, "p.delete", key=last)
+        finally:
+            await rival.close()
+        assert partly["error_code"] == "DATABASE_ERROR"
+        assert f"after {limits.SLICE_ITEMS} entries were removed" in partly["message"]
+        assert not_at_all["error_code"] == "BUSY"
+        assert "was not carried out" in not_at_all["message"]
+        assert "PostgreSQL" not in f"{partly} {not_at_all}"
+        assert re.search("delete_many failed: .* were removed.*another client", caplog.text)
+        assert (await ask(client, "p.list"))["keys"] == [last]
 
 
 async def test_what_follows_a_deletion_by_prefix_is_made_after_it(client: Nats) -> None:

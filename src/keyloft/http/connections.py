@@ -15,9 +15,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from keyloft import limits
-from keyloft.errors import Busy, IncompatibleLibrary
+from keyloft.errors import IncompatibleLibrary
 from keyloft.http.meters import UNKNOWN, HttpMeters
 from keyloft.http.problems import Problem
+from keyloft.nats.errors import overloaded
 
 _VERSIONS: Final = ("1.1", "1.0")
 _EXTENDED: Final = (
@@ -112,7 +113,7 @@ class ConnectionTable(ServerState):
             Busy: Too much arrives at a time.
         """
         if self._arriving_bytes + size > limits.HTTP_ARRIVING_BYTES:
-            raise Busy("body: too much arrives at a time; try again later")
+            raise overloaded("body: too much arrives at a time; try again later")
         self._arriving_bytes += size
         try:
             yield

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from keyloft import limits
 from keyloft.core.engine import Engine
-from keyloft.errors import Busy, InvalidArgument, Unreachable
+from keyloft.errors import InvalidArgument, Unreachable
 from keyloft.http.failed_logins import FailedLogins
 from keyloft.http.failure_log import FailureLog
 from keyloft.http.large_parts import LargeParts
@@ -15,6 +15,7 @@ from keyloft.http.problems import Problem
 from keyloft.http.replies import HttpReply
 from keyloft.http.service_access import ServiceAccess
 from keyloft.http.token_file import ValidTokens
+from keyloft.nats.errors import overloaded
 from keyloft.tuples.named import NamedEngine, check_name
 from keyloft.tuples.store import Store
 
@@ -67,7 +68,7 @@ class HttpContext:
             Busy: There are too many.
         """
         if self.meters.watches >= self.most_listeners:
-            raise Busy("too many watches at a time; close some, or try again later")
+            raise overloaded("too many watches at a time; close some, or try again later")
 
     def when_opened(self, call: Callable[[], None]) -> None:
         """Have a function called once the database is open."""

@@ -9,6 +9,7 @@ import msgspec
 from keyloft import errors
 from keyloft.core import key_text
 from keyloft.http.replies import Headers, HttpReply
+from keyloft.nats.errors import FAILED, HELD_BY_OTHERS
 
 PROBLEM: Final = b"application/problem+json"
 
@@ -90,8 +91,8 @@ def problem_of(error: errors.KeyloftError) -> Problem:
         headers = ()
     elif isinstance(error, errors.Closed):
         return Problem(status, errors.Unreachable.code, "the service is ending; nothing was written", headers=headers)
-    elif status == 503 and not isinstance(error, errors.Stalled):
-        detail = "the database failed, and this request was not carried out; the service's log has the reason"
+    elif isinstance(error, errors.DatabaseError) and not error.is_for_callers:
+        detail = HELD_BY_OTHERS if isinstance(error, errors.Busy) else FAILED
     elif status == 500:
         detail = "the service failed unexpectedly; its log has the reason"
     return Problem(status, error.code, detail, headers=headers, more=_particulars(error))

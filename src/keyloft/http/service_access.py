@@ -12,7 +12,7 @@ from keyloft.errors import Busy, KeyloftError, NoService
 from keyloft.http.problems import Problem, status_of
 from keyloft.http.replies import Headers
 from keyloft.http.requests import ClientGone, HttpRequest
-from keyloft.nats.errors import WIRE_ERRORS
+from keyloft.nats.errors import WIRE_ERRORS, overloaded
 from keyloft.nats.outbox import TOO_MUCH
 from keyloft.nats.service import NatsService
 from keyloft.nats.service_streams import ServiceStream
@@ -54,7 +54,7 @@ class ServiceAccess:
         size = most if declared is None else min(int(declared), most)
         bounds, arriving = service.bounds, self._arriving
         if arriving[owner] + size > bounds.owner_bytes or arriving.total() + size > bounds.request_bytes:
-            raise Busy(TOO_MUCH)
+            raise overloaded(TOO_MUCH)
         arriving[owner] += size
         try:
             return await request.body(most)

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from keyloft import limits
-from keyloft.errors import Busy
 from keyloft.http.large_parts import LargeParts
+from keyloft.nats.errors import overloaded
 
 
 class WatchMemory:
@@ -63,7 +63,9 @@ class LargeStates:
             Busy: So many wait that it would take long.
         """
         if self._waiting >= limits.HTTP_WAITING_STATES:
-            raise Busy("key: too many watches of large values begin at a time; try again later, or watch fewer keys")
+            raise overloaded(
+                "key: too many watches of large values begin at a time; try again later, or watch fewer keys"
+            )
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:

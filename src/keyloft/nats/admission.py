@@ -5,10 +5,10 @@ from time import perf_counter
 from typing import Final
 
 from keyloft import limits
-from keyloft.errors import Busy
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import Deadlines
 from keyloft.nats.direct_requests import DIRECT, WITHDRAWN, DirectRequest
+from keyloft.nats.errors import overloaded
 from keyloft.nats.handlers import Handled, RefusedNames
 from keyloft.nats.internal_requests import InternalRequests
 from keyloft.nats.outbox import TOO_MUCH
@@ -100,7 +100,7 @@ class Admission(InternalRequests):
         if refused is not None:
             if isinstance(refused, Coroutine):
                 refused.close()  # the reader of NATS would await it, to slow down
-            raise Busy(TOO_MUCH)
+            raise overloaded(TOO_MUCH)
         request = owners.known.get(route.owner, owners.others).waiting[-1]
         if operation is not None:
             request.operation = operation

@@ -17,6 +17,13 @@ class NoTlsError(ConnectionError):
         return "this server does not offer TLS, which its address (tls://…) or a certificate asks for; nothing was sent"
 
 
+FAILED: Final = "the database failed, and this request was not carried out; the service's log has the reason"
+HELD_BY_OTHERS: Final = (
+    "other writers held the database for too long, and this request was not carried out: try again later"
+)
+"""The messages for callers if the database failed or was busy: its own may name hosts or files."""
+
+
 _KINDS: Final = (
     errors.InvalidJson,
     errors.MissingField,
@@ -51,7 +58,16 @@ def wire_code(error: BaseException) -> str:
 
 def is_unexpected(error: Exception) -> bool:
     """Whether a service logs the traceback: of a bug, or of a database's failure that has no class of its own."""
-    return not isinstance(error, errors.KeyloftError) or type(error) is errors.DatabaseError
+    return not isinstance(error, errors.KeyloftError) or (
+        type(error) is errors.DatabaseError and not error.is_for_callers
+    )
+
+
+def overloaded(message: str) -> errors.Busy:
+    """The error of a request for which a service has no room now."""
+    error = errors.Busy(message)
+    error.is_for_callers = True
+    return error
 
 
 def refusal(error: BaseException, more: Mapping[str, Any] | None = None) -> bytes:
@@ -64,8 +80,8 @@ def refusal(error: BaseException, more: Mapping[str, Any] | None = None) -> byte
     code, message = wire_code(error), str(error)
     if isinstance(error, errors.CommitUnknown):
         message = "the connection to the database was lost during this write: it may have been made; read to find out"
-    elif code == errors.DatabaseError.code and not isinstance(error, errors.Stalled):
-        message = "the database failed, and this request was not carried out; the service's log has the reason"
+    elif isinstance(error, errors.DatabaseError) and not error.is_for_callers:
+        message = HELD_BY_OTHERS if code == errors.Busy.code else FAILED
     elif code == errors.KeyloftError.code:
         message = "the service failed unexpectedly; its log has the reason"
     return to_json({"success": False, "error_code": code, "message": message, **(more or {})})

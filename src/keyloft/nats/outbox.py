@@ -8,14 +8,13 @@ from typing import Final
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
-from keyloft.errors import Busy
 from keyloft.nats.connection import cancel
-from keyloft.nats.errors import refusal
+from keyloft.nats.errors import overloaded, refusal
 from keyloft.nats.messages import NatsConnection, publish_all, publish_at_once, publish_to_all
 from keyloft.nats.requests import Operation, Owner
 
 TOO_MUCH: Final = "too many requests at once, and this one was not carried out: try again later"
-BUSY: Final = refusal(Busy(TOO_MUCH))
+BUSY: Final = refusal(overloaded(TOO_MUCH))
 
 
 class Outbox:

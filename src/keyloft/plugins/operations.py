@@ -1,7 +1,6 @@
 """The operations of the plugins' storage: what each message asks of the engine, and the reply to it."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping
-from functools import partial
 
 from msgspec import Raw
 from nats.aio.client import Client as Nats
@@ -23,7 +22,7 @@ from keyloft.core.records import (
     Space,
     Touch,
 )
-from keyloft.errors import ValueTooLarge
+from keyloft.errors import DatabaseError, ValueTooLarge
 from keyloft.nats.events import WATCH
 from keyloft.nats.many import Many
 from keyloft.nats.requests import Call, EngineWrite, Operation, PointRead
@@ -248,8 +247,22 @@ class PluginDeletePrefix(PluginCall):
         return None
 
     async def carry_out(self, content: PrefixDelete) -> tuple[bytes, int]:
-        engine = await self._db.engine()
-        removed, truncated = await remove_prefix(engine, content, partial(self._remove, engine), self.rows)
+        engine, removed = await self._db.engine(), 0
+
+        async def remove(page: Page) -> int:
+            nonlocal removed
+            count = await self._remove(engine, page)
+            removed += count
+            return count
+
+        try:
+            _, truncated = await remove_prefix(engine, content, remove, self.rows)
+        except DatabaseError as error:
+            if not removed:
+                raise
+            partly = DatabaseError(f"the database failed after {removed:,} entries were removed: repeat the request")
+            partly.is_for_callers = True
+            raise partly from error
         return replies.counted(removed, None if content.limit is None else truncated), removed
 
     async def _remove(self, engine: Engine, page: Page) -> int:

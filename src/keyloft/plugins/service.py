@@ -10,7 +10,7 @@ from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.core.engine import Engine
-from keyloft.errors import InvalidValue, KeyloftError, NotACounter, ValueTooLarge, VersionConflict
+from keyloft.errors import DatabaseError, InvalidValue, KeyloftError, NotACounter, ValueTooLarge, VersionConflict
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.connection import cancel
 from keyloft.nats.errors import is_unexpected, refusal, wire_code
@@ -142,6 +142,8 @@ class DatabaseService(NatsService):
         if isinstance(error, NotACounter):
             error = error.at(request.operation.key(request.content))  # without the plugin
         message = str(error) if isinstance(error, KeyloftError) else type(error).__name__
+        if isinstance(error, DatabaseError) and error.is_for_callers and error.__cause__ is not None:
+            message += f"; {error.__cause__}"
         if isinstance(error, InvalidValue) and not isinstance(error, ValueTooLarge):
             message = "the value was refused"  # the full message names parts of the value; only the sender gets it
         if is_unexpected(error):

@@ -11,13 +11,14 @@ import msgspec
 
 from keyloft import limits
 from keyloft.core.records import Latest
-from keyloft.errors import Busy, KeyloftError
+from keyloft.errors import KeyloftError
 from keyloft.http.context import HttpContext
 from keyloft.http.page.sessions import PageSession
 from keyloft.http.problems import Problem
 from keyloft.http.requests import HttpRequest
 from keyloft.http.sse import HEARTBEAT, as_chunk
 from keyloft.http.watch import EventStream
+from keyloft.nats.errors import overloaded
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class LiveViews:
                 stream.write(ENDED)
             return
         if self._open >= limits.PAGE_STREAMS:
-            raise Busy("too many pages are updated live; this one shows what was stored when it was loaded")
+            raise overloaded("too many pages are updated live; this one shows what was stored when it was loaded")
         self._context.check_listeners()
         key = (session.token.digest, address)
         view = self._views.get(key)
