@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from keyloft.server.members import QueueGroup, find_services, store_of
 from tests.cli.commands import SURROUNDINGS, run_command
 from tests.server.test_serve import Serving, refused, serving
 from tests.support.nats import private_server
-from tests.support.postgres_proxy import proxy
+from tests.support.postgres_proxy import listening, proxy
 
 MINE = "a" * 32
 OTHER = "b" * 32
@@ -228,6 +228,50 @@ async def test_a_service_of_another_store_does_not_join(tmp_path: Path, is_isola
             assert "db.semantic: served here already" in error
             assert await first.is_healthy()
             assert first.process.poll() is None
+
+
+@pytest.mark.slow
+async def test_a_service_leaves_if_another_store_was_joined_while_its_connection_was_lost(tmp_path: Path) -> None:
+    is_cut, connections = False, list[asyncio.StreamWriter]()
+
+    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if is_cut:
+            return
+        from_nats, to_nats = await asyncio.open_connection("127.0.0.1", server.port)
+        connections.extend((writer, to_nats))
+        ways = [pass_on(from_nats, writer), pass_on(reader, to_nats)]
+        await asyncio.wait(map(asyncio.ensure_future, ways), return_when=asyncio.FIRST_COMPLETED)
+        to_nats.transport.abort()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    async with (
+        private_server() as server,
+        listening(between) as port,
+        serving(tmp_path / "first", "--nats", f"nats://127.0.0.1:{port}") as first,
+    ):
+        is_cut = True
+        for writer in connections:
+            writer.transport.abort()
+        await first.logs("the connection is lost")
+        async with serving(tmp_path / "second", "--nats", server.url) as second:
+            is_cut = False
+            await first.logs("ANOTHER_STORE")
+            await first.shows("/readyz", 503)
+            client = await nats.connect(server.url)
+            for _ in range(20):
+                about = (await information(client, "keyloft-plugins"))["metadata"]
+                assert about["pid"] == str(second.process.pid)
+            second.process.terminate()
+            await second.ends()
+            await first.shows("/readyz", 200)
+            assert (await information(client, "keyloft-plugins"))["metadata"]["pid"] == str(first.process.pid)
+            await client.close()
 
 
 @pytest.mark.slow

@@ -86,6 +86,7 @@ async def connect(
     name: str,
     login: Login | None = None,
     on_error: Callable[[Exception], None] | None = None,
+    on_restored: Callable[[], None] | None = None,
     subjects: Callable[[], Iterable[str]] = tuple,
     gives_up: bool = False,
     **options: Any,
@@ -97,6 +98,7 @@ async def connect(
         name: The name under which nats-server shows the connection.
         login: How to log in.
         on_error: Called with every error that nats-py reports in the background.
+        on_restored: Called when a lost connection is restored.
         subjects: Returns the subjects that an error may be about, or how they begin, as the caller wrote them: nats-py
             reports errors in lower case.
         gives_up: Whether the caller cancels this if it takes long: then no message promises further attempts.
@@ -150,6 +152,8 @@ async def connect(
         nonlocal last_logged
         last_logged = ""
         logger.info("NATS: connected again")
+        if on_restored is not None:
+            on_restored()
 
     async def closed() -> None:
         rate.close()

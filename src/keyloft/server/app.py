@@ -262,7 +262,7 @@ class App:
         _check_cancelled()
         config, is_first = self._config, not self._has_served
         self._health.is_serving = False
-        closed = asyncio.Event()
+        closed, restored = asyncio.Event(), asyncio.Event()
 
         async def on_closed() -> None:
             closed.set()
@@ -270,7 +270,9 @@ class App:
         group = self._group
         assert group is not None, "set when the database was opened"
         async with AsyncExitStack() as stack:
-            self._health.nats = nats = await self._connect(addresses, is_first, closed_cb=on_closed)
+            self._health.nats = nats = await self._connect(
+                addresses, is_first, closed_cb=on_closed, on_restored=restored.set
+            )
             closed.clear()  # a refused login has closed its connection
             stack.push_async_callback(nats.close)
             shared: dict[str, Any] = {
@@ -303,6 +305,7 @@ class App:
                 **shared,
             )
             if not await self._may_join(group, nats):
+                await asyncio.sleep(limits.RECONNECT_SECONDS)
                 return
 
             async def close_services() -> None:
@@ -327,18 +330,30 @@ class App:
             if is_first:
                 show_banner(config, addresses, self.http)
             self._health.is_serving = True
-            # Another service may have joined at the same moment: then at least one of the two finds the other now.
-            again = asyncio.create_task(self._may_join(group, nats), name="keyloft queue group")
-            stack.push_async_callback(cancel, again)
+            leaving = asyncio.create_task(self._until_others_serve(group, nats, restored), name="keyloft queue group")
+            stack.push_async_callback(cancel, leaving)
             _check_cancelled()
             ending = asyncio.create_task(closed.wait(), name="keyloft connection")
             stack.push_async_callback(cancel, ending)
-            await asyncio.wait([again, ending], return_when=asyncio.FIRST_COMPLETED)
-            if again.done() and not again.result():
+            await asyncio.wait([leaving, ending], return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                leaving.result()
                 return
             self._has_served = True
-            await ending
             logger.error("NATS has ended the connection; connecting again")
+
+    async def _until_others_serve(self, group: QueueGroup, nats: NatsConnection, restored: asyncio.Event) -> None:
+        """Return once another store is served here, too: then this service leaves.
+
+        It may have been joined at the same moment as this one, or while this service was not connected.
+
+        Raises:
+            AnotherStore: That is so at the start.
+        """
+        while await self._may_join(group, nats):
+            self._has_served = True
+            await restored.wait()
+            restored.clear()
 
     async def _may_join(self, group: QueueGroup, nats: NatsConnection) -> bool:
         """Whether all services of the queue group serve this store.
@@ -353,7 +368,6 @@ class App:
             if not self._has_served:
                 raise
             logger.error("not joining again, %s: %s", error.code, error)
-            await asyncio.sleep(limits.RECONNECT_SECONDS)
             return False
         except Exception as error:
             logger.warning("other services can't be asked for their stores: %s", error or type(error).__name__)
