@@ -220,7 +220,7 @@ class QuotaExceeded(KeyloftError, code="QUOTA_EXCEEDED"):
 
 
 class ReplyTooLarge(KeyloftError, code="REPLY_TOO_LARGE"):
-    """The reply does not fit into one message with those to other requests; the message says what to do."""
+    """The reply does not fit into one message, alone or with those to other requests; the message says what to do."""
 
 
 class HistoryGone(KeyloftError, code="HISTORY_GONE"):

@@ -1,11 +1,17 @@
 """Errors as they travel over NATS."""
 
+import asyncio
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import keyloft
+from keyloft.nats.connection import connect
 from keyloft.nats.errors import WIRE_ERRORS, is_unexpected, refusal, refused, wire_code
+from keyloft.plugins import BotDatabase, DatabaseClient, DatabaseService
+from tests.support.nats import private_server
 
 
 @pytest.mark.parametrize("code", WIRE_ERRORS)
@@ -32,6 +38,24 @@ def test_messages_of_a_database_or_a_bug_are_not_sent() -> None:
     for error in (keyloft.DiskFull("/secret/path"), keyloft.Busy("/secret/path"), ZeroDivisionError("/secret/path")):
         assert b"secret" not in refusal(error)
     assert b"may still be" in refusal(keyloft.Stalled("it may still be carried out"))
+
+
+async def test_a_reply_that_is_too_large_for_nats_is_replaced_by_an_error(tmp_path: Path) -> None:
+    (tmp_path / "nats.conf").write_text("max_payload: 20000\n")
+    async with (
+        private_server(tmp_path / "nats.conf") as server,
+        await connect(server.url, name="service") as connection,
+        BotDatabase() as db,
+        DatabaseService(connection, db),
+        await DatabaseClient.connect(server.url, plugin_name="trivia") as client,
+    ):
+        await db.kv_set("trivia", "large", "x" * 30_000)
+        await db.kv_set("trivia", "small", 1)
+        with pytest.raises(keyloft.ReplyTooLarge, match="20,000 bytes, the max_payload"):
+            await client.kv.get("large", meta=True)
+        calls: list[Any] = [client.kv.get("large"), client.kv.get("small")]
+        large, small = await asyncio.gather(*calls, return_exceptions=True)
+        assert (type(large), small) == (keyloft.ReplyTooLarge, 1)
 
 
 def test_an_unknown_code_is_an_error_all_the_same() -> None:

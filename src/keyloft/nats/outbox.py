@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from nats.aio.client import Client as Nats
+from nats.errors import MaxPayloadError
 
 from keyloft import limits
+from keyloft.errors import ReplyTooLarge
 from keyloft.nats.connection import cancel
 from keyloft.nats.errors import overloaded, refusal
 from keyloft.nats.messages import NatsConnection, publish_all, publish_at_once, publish_to_all
@@ -146,7 +148,18 @@ class Outbox:
             if busy:
                 await self._send_busy(busy)
             if replies:
-                await publish_all(self._nats, replies)
+                try:
+                    await publish_all(self._nats, replies)
+                except MaxPayloadError:
+                    await self._send_refusals(replies)
+                    raise
+
+    async def _send_refusals(self, replies: Sequence[tuple[bytes, bytes]]) -> None:
+        """Answer the requests whose replies were not sent because they are too large for NATS."""
+        most = self._nats.max_payload
+        rule = f"the reply does not fit into a message of {most:,} bytes, the max_payload of this NATS"
+        too_large = refusal(ReplyTooLarge(f"{rule}; if it was to a write, read to find out whether that was made"))
+        await publish_all(self._nats, [(subject, too_large) for subject, data in replies if len(data) > most])
 
     async def _send_busy(self, busy: dict[tuple[Owner, Operation], list[bytes]]) -> None:
         wanted: list[bytes] = []
