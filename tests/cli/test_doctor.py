@@ -476,6 +476,13 @@ async def test_an_open_server_is_a_warning_and_nothing_is_written(doctor: Doctor
         assert await (await db.engine()).read(Latest()) == [1]
 
 
+async def test_what_an_open_server_lets_through_is_not_tried(doctor: Doctor, caplog: pytest.LogCaptureFixture) -> None:
+    """A service would log a warning for each attempt, and not show what else it refuses in that second."""
+    async with private_server() as server, serving(server):
+        await asyncio.to_thread(doctor, "--nats", server.url)
+    assert [record.message for record in caplog.records if "keyloft-doctor" in record.message] == []
+
+
 async def test_without_an_address_the_server_at_our_own_port_is_examined(doctor: Doctor) -> None:
     async with private_server() as server:
         port = str(server.port)

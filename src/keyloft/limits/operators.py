@@ -62,6 +62,9 @@ DOCTOR_LOGINS_AT_ONCE: Final = 8
 DOCTOR_ANSWER_SECONDS: Final = 3.0
 """How long doctor waits for one answer of NATS or of the service."""
 
+DOCTOR_USER_INFO_SECONDS: Final = 1.0
+"""How long doctor waits until a NATS server says as whom a client is logged in; servers before 2.10 don't."""
+
 DOCTOR_PORT_SECONDS: Final = HEALTH_SECONDS + 2.0
 """How long doctor waits for a program that listens on a port to say what it is. A service whose database does not
 answer says so after HEALTH_SECONDS."""
