@@ -25,6 +25,7 @@ from keyloft.server.config import Config
 from keyloft.server.isolation import isolate
 from keyloft.server.nats_process import NatsServer
 from tests.support.fork_server import ForkedProcess, run
+from tests.support.http import http_client
 from tests.support.nats import private_server
 from tests.support.ports import free_port
 from tests.support.postgres_proxy import listening
@@ -193,6 +194,35 @@ async def test_the_printed_lines_store_and_read_a_first_value(tmp_path: Path) ->
                 timeout=LONGEST_SECONDS,
             )
             assert (done.returncode, done.stdout, done.stderr) == (0, "100\n", "")
+
+
+@pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
+async def test_a_service_whose_terminal_is_closed_ends_unless_nohup_started_it(tmp_path: Path, handler: str) -> None:
+    """`nohup` ignores SIGHUP, and sends what is printed to a file."""
+    terminal, its_end = os.openpty()
+    program = f"import os, signal; signal.signal(signal.SIGHUP, signal.{handler}); "
+    program += "os.dup2(os.open('log', os.O_WRONLY | os.O_CREAT), 2); from keyloft.cli import main; main()"
+    service = ForkedProcess(
+        ["-c", program, "serve", "--http", "127.0.0.1:0", "--nats-port", "0"],
+        cwd=tmp_path,
+        env=_ENVIRONMENT,
+        stdin=its_end,
+        at_terminal=True,
+    )
+    try:
+        os.close(its_end)
+        log = tmp_path / "log"
+        await until(lambda: log.exists() and "Ctrl-C" in log.read_text())
+        os.close(terminal)
+        if handler == "SIG_IGN":
+            [health] = re.findall(r"http://\S+/healthz", log.read_text())
+            async with http_client() as client:
+                assert (await client.get(health)).status_code == 200
+            service.terminate()
+        assert await asyncio.to_thread(service.wait, LONGEST_SECONDS) == 0
+        assert ("SIGHUP: answering the accepted requests" in log.read_text()) == (handler == "SIG_DFL")
+    finally:
+        service.kill()
 
 
 async def test_aiohttp_is_loaded_for_websockets_alone(tmp_path: Path) -> None:

@@ -95,15 +95,33 @@ async def _until_signal(app: "App", end_process: Callable[[int], NoReturn]) -> N
             app.end_nats_server()
             end_process(128 + number)
 
+    # `nohup` ignores SIGHUP.
+    ends_with_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+
+    def on_hangup() -> None:
+        if ends_with_terminal and not _has_terminal():
+            on_signal(signal.SIGHUP)
+        else:
+            app.http.reload_tokens()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    loop.add_signal_handler(signal.SIGHUP, app.http.reload_tokens)
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     try:
         await serving
     except asyncio.CancelledError:
         if first_signal is None:
             raise
+
+
+def _has_terminal() -> bool:
+    """Whether a terminal controls this process. One that was closed, as a window, no longer does."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 class App:
