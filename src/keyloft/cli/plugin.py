@@ -63,6 +63,7 @@ class PluginService(Settings, frozen=True, kw_only=True):
         check_timeout(self.timeout)
         connect = partial(DatabaseClient.connect, plugin_name=plugin, prefix=self.subjects)
         try:
+            rules.plugin_name(plugin)  # before any server is asked
             return over_nats(settings, self.timeout, connect, request)
         except KeyloftError as error:
             # Scripts rely on the code, which is the same whether the client or the service refused the request.
