@@ -79,6 +79,8 @@ def test_a_wrong_call_ends_with_code_2(run: Keyloft, arguments: tuple[str, ...])
         (("plugin", "prge"), "purge"),
         (("set", "k", "-5", "--txt"), "--text"),
         (("--verison",), "--version"),
+        (("set", "k", "1", "--ttl", "5"), "--expire-in"),
+        (("plugin", "touch", "trivia", "score", "--expire-in", "5"), "--ttl"),
     ],
 )
 def test_what_was_mistyped_is_suggested(run: Keyloft, arguments: tuple[str, ...], meant: str) -> None:
@@ -102,6 +104,27 @@ def test_an_option_before_its_command_is_explained(run: Keyloft, arguments: tupl
     code, stdout, stderr = run(*arguments)
     assert (code, stdout) == (2, "")
     assert stderr.rstrip().endswith(f"Options follow the command: {meant} …")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "explained"),
+    [
+        (("list", "--prefix", "users"), "No such option: --prefix. PREFIX stands alone: keyloft list PREFIX"),
+        (("plugin", "get", "--key", "score"), "--key. KEY stands alone: keyloft plugin get PLUGIN KEY"),
+        (("set", "k", "{name:", "Alice}"), 'A VALUE with spaces needs quotes around it, as in \'{"name": "Alice"}\''),
+        (
+            ("plugin", "trivia", "get", "score"),
+            "No such command 'trivia'. The command comes first: keyloft plugin get …",
+        ),
+        (("set", "k", "1", "--expire-in", "1h"), "'--expire-in': expected a number of seconds, as in 3600 or 0.5"),
+        (("stats", "--soon", "x"), "'--soon': expected a number of seconds, as in 3600 or 0.5"),
+        (("plugin", "get", "Trivia", "score"), "INVALID_PLUGIN_NAME: PLUGIN must contain only lowercase letters"),
+    ],
+)
+def test_a_wrong_call_is_explained(run: Keyloft, arguments: tuple[str, ...], explained: str) -> None:
+    code, stdout, stderr = run(*arguments)
+    assert (code, stdout) == (1 if "INVALID" in explained else 2, "")
+    assert explained in stderr
 
 
 def test_help_explains_every_setting_of_serve(run: Keyloft) -> None:
@@ -254,7 +277,7 @@ class TestPlugin:
         ("arguments", "message"),
         [
             (("get", "Trivia", "k"), "INVALID_PLUGIN_NAME: "),
-            (("get", "trivia", ""), "INVALID_KEY: key must be a non-empty string"),
+            (("get", "trivia", ""), "INVALID_KEY: KEY must be a non-empty string"),
             (("set", "trivia", "k", "1", "--ttl", "0"), "VALIDATION_ERROR: --ttl must be a whole number of seconds"),
             (
                 ("touch", "trivia", "k", "--ttl", "0"),

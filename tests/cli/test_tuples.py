@@ -385,7 +385,7 @@ def test_a_command_trims_the_change_log_no_more_than_the_service_does(tmp_path: 
     assert rows() < before
     code, _, stderr = run_command({**kept, "KEYLOFT_HISTORY_MIB": "-1"}, "set", "a", "1")
     assert code == 2
-    assert "KEYLOFT_HISTORY_MIB: expected number >= 0" in stderr
+    assert "KEYLOFT_HISTORY_MIB: expected a number of at least 0" in stderr
 
 
 async def test_a_service_that_does_not_answer_is_reported_soon(monkeypatch: pytest.MonkeyPatch) -> None:

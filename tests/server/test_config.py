@@ -123,16 +123,16 @@ def test_a_list_in_the_file_can_be_an_array(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("nats_port", "70000", "--nats-port: expected whole number <= 65535"),
-        ("nats_port", "x", "--nats-port: expected whole number"),
-        ("deadline", "0", "--deadline: expected number > 0"),
-        ("deadline", "nan", "--deadline: expected number > 0"),
-        ("cleanup_every", "inf", "--cleanup-every: expected number <="),
+        ("nats_port", "70000", "--nats-port: expected a whole number of at most 65535"),
+        ("nats_port", "x", "--nats-port: expected a whole number"),
+        ("deadline", "0", "--deadline: expected a number above 0"),
+        ("deadline", "nan", "--deadline: expected a number above 0"),
+        ("cleanup_every", "inf", "--cleanup-every: expected a number of at most"),
         ("durability", "maybe", "--durability: expected one of full, relaxed"),
         ("log_level", "loud", "--log-level: expected one of debug, info, warning, error"),
         ("http", "9464", "--http: expected HOST:PORT"),
         ("http", "localhost:70000", "--http: expected HOST:PORT"),
-        ("prefixes", ",", "--prefixes: expected list of length >= 1"),
+        ("prefixes", ",", "--prefixes: expected a list of at least 1"),
         ("prefixes", "a,a.b", "--prefixes: the prefix 'a.b' is inside 'a'"),
         ("prefixes", "a.*", "--prefixes: expected a prefix such as db.kv"),
         ("nats", "http://x", "--nats: expected an address like nats://"),
@@ -140,7 +140,7 @@ def test_a_list_in_the_file_can_be_an_array(tmp_path: Path) -> None:
         ("nats_password", "secret", "--nats-password needs --nats-user"),
         ("metrics_prefix", "9-", "--metrics-prefix: expected text"),
         ("queue", "a b", "--queue: expected text"),
-        ("quota_keys", "-1", "--quota-keys: expected whole number >= 0"),
+        ("quota_keys", "-1", "--quota-keys: expected a whole number of at least 0"),
         ("quotas", "trivia:5", "--quotas: expected PLUGIN:KEYS:BYTES, as in trivia:5000:1000000, got 'trivia:5'"),
         ("quotas", "Trivia:5:5", "--quotas: "),
         ("quotas", "trivia:5:5,trivia:6:6", "--quotas: expected one quota for each plugin, got two for trivia"),
@@ -153,15 +153,15 @@ def test_a_wrong_setting_is_named_with_its_source(name: str, text: str, expected
 
 
 def test_a_wrong_variable_is_named() -> None:
-    with pytest.raises(InvalidArgument, match=r"^KEYLOFT_NATS_PORT: expected whole number"):
+    with pytest.raises(InvalidArgument, match=r"^KEYLOFT_NATS_PORT: expected a whole number"):
         load({}, {"KEYLOFT_NATS_PORT": "many"})
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('nats_port = "4222"', r"nats_port: expected whole number, got text"),
-        ("nats_port = true", r"nats_port: expected whole number, got bool"),
+        ('nats_port = "4222"', r"nats_port: expected a whole number, got text"),
+        ("nats_port = true", r"nats_port: expected a whole number, got bool"),
         ("database = 1", r"database: expected text"),
         ("nats = [1]", r"nats: expected text"),
         ("nats_prot = 1", r"there is no setting nats_prot; did you mean nats_port\?"),

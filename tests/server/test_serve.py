@@ -567,7 +567,7 @@ async def test_a_locked_database_is_waited_for(tmp_path: Path) -> None:
 async def test_wrong_settings_end_it_with_code_2(tmp_path: Path) -> None:
     assert await refused(tmp_path, "--nats-port", "many") == (
         2,
-        "keyloft: --nats-port: expected whole number, got text",
+        "keyloft: --nats-port: expected a whole number, got text",
     )
 
 

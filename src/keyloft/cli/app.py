@@ -1,13 +1,11 @@
-"""Puts all commands together: their names, their exit codes, and suggestions for a mistyped name or option."""
+"""Puts all commands together: their names, and their exit codes."""
 
 import functools
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from difflib import get_close_matches
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import typer
@@ -36,6 +34,7 @@ from keyloft.cli.dead_letters import COMMANDS as DEAD_LETTERS
 from keyloft.cli.doctor import command as doctor
 from keyloft.cli.options import Commands, as_typed, call, parameters
 from keyloft.cli.terminal import CommandFailed, say
+from keyloft.cli.wrong_calls import Command, Group
 from keyloft.core.files import OUT_OF_SPACE
 from keyloft.errors import InvalidInput
 from keyloft.server.error_output import print_error, report
@@ -43,65 +42,6 @@ from keyloft.server.error_output import print_error, report
 _ARGUMENT: Final = re.compile(
     r'\bexisting="(keep|replace)"|\b(replace|resume)=True|\b(database|prefix|plugin|project|name)=(?=\W)'
 )
-_NEAR: Final = 0.8
-"""How similar a misplaced option must be to one of the command; below that, it is likely to be another mistake."""
-_NEGATIVE: Final = re.compile(r"^-[0-9.].*", re.DOTALL)
-
-
-class Command(typer.core.TyperCommand):
-    """A command whose arguments may be negative numbers, which resemble options."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _suggestion():
-            self.make_parser(ctx).parse_args([_NEGATIVE.sub("0", arg) for arg in args])
-            # All options are known, so what resembles an unknown one is a number.
-            ctx.ignore_unknown_options = True
-            return super().parse_args(ctx, args)
-
-
-class Group(typer.core.TyperGroup):
-    """A group of commands that suggests a command for a mistyped name, and the right place for an option before it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = list(args)
-        try:
-            with _suggestion():
-                return super().parse_args(ctx, args)
-        except Exception as raised:
-            error: Any = raised
-            option = getattr(error, "option_name", "")
-            if "Did you mean" not in str(error) and (meant := self._meant_behind(given, option)):
-                error.message = f"No such option: {option}. Options follow the command: {ctx.command_path} {meant} …"
-                error.possibilities = None
-            raise
-
-    def _meant_behind(self, args: list[str], option: str) -> str | None:
-        """What the caller probably meant, if a command of this group has such an option; None if none has."""
-        named = next((arg for arg in args if arg in self.commands), None)
-        commands = self.commands.values() if named is None else [self.commands[named]]
-        options = {name for command in commands for parameter in command.params for name in parameter.opts}
-        near = get_close_matches(option, [name for name in options if name.startswith("--")], 1, _NEAR)
-        if near:
-            return f"{named or 'COMMAND'} {near[0]}"
-        return self._meant_behind([], option) if named else None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        with _suggestion(args[0], self.commands):
-            return super().resolve_command(ctx, args)
-
-
-@contextmanager
-def _suggestion(mistyped: str = "", known: Iterable[str] = ()) -> Iterator[None]:
-    """Add what was meant to a usage error, in the same words with every version of Typer."""
-    try:
-        yield
-    except Exception as raised:
-        error: Any = raised
-        options = getattr(error, "possibilities", None) or ()
-        if near := get_close_matches(mistyped or getattr(error, "option_name", ""), [*known, *options], 1):
-            error.message = f"{error.message.partition(' Did you mean')[0].rstrip('.')}. Did you mean {near[0]}?"
-            error.possibilities = None
-        raise
 
 
 def _with_options(message: str) -> str:

@@ -72,6 +72,18 @@ Value: TypeAlias = Annotated[
 Limit: TypeAlias = Annotated[int | None, number_option("N", "How many to show at most.")]
 
 
+def _seconds(given: str | float) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise typer.BadParameter("expected a number of seconds, as in 3600 or 0.5") from None
+
+
+def seconds_option(explained: str) -> Any:
+    """An option that takes seconds, also parts of one."""
+    return typer.Option(metavar="SECONDS", help=explained, parser=_seconds)
+
+
 def ttl_option(explained: str) -> Any:
     """An option that takes a TTL."""
     return typer.Option(metavar="SECONDS", help=explained, parser=_whole("a whole number of seconds, as in 1800"))
@@ -160,7 +172,7 @@ def as_typed(message: str, declared: Iterable[inspect.Parameter]) -> str:
     """A message whose leading argument name is replaced by what the user typed: --limit, VALUE."""
     # As in `semantics.ttl_seconds: …`, which is --ttl; `keyloft plugin` begins with the code of the error.
     found = re.match(r"([A-Z_]+: )?(?:semantics\.)?(([a-z]+)\w*)(?=[:\[])", message)
-    found = found or re.match(r"()((plugin)_name|plugin)(?= must )", message)
+    found = found or re.match(r"([A-Z_]+: )?((plugin)_name|plugin|key)(?= must )", message)
     found = found or re.match(r"([A-Z_]+: )(expected_version|by)(?= must )", message)
     if found is None:
         return message

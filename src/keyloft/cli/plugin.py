@@ -25,6 +25,7 @@ from keyloft.cli.options import (
     number_argument,
     number_option,
     option,
+    seconds_option,
     ttl_option,
 )
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
@@ -53,7 +54,7 @@ class PluginService(Settings, frozen=True, kw_only=True):
 
     names = NATS_SETTINGS
     subjects: Annotated[str, option("PREFIX", "The subjects of the service.")] = rules.PREFIXES[0]
-    timeout: Annotated[float, option("SECONDS", "How long to wait for an answer.")] = limits.PATIENCE_SECONDS
+    timeout: Annotated[float, seconds_option("How long to wait for an answer.")] = limits.PATIENCE_SECONDS
 
     def ask(self, plugin: str, request: Callable[["DatabaseClient"], Awaitable[T]]) -> T:
         """Connect as a client of a plugin's storage, and make requests with it; an error ends the command."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 from keyloft import Store, limits
 from keyloft.cli.database import NamedDatabase
 from keyloft.cli.nats_server import check_timeout, over_nats
-from keyloft.cli.options import option
+from keyloft.cli.options import seconds_option
 from keyloft.core.lazy import LazyList
 from keyloft.errors import InvalidArgument
 from keyloft.semantic import AuditRecord, DeadLetter, Envelope, SemanticStore, keys
@@ -24,7 +24,7 @@ class SemanticAccess(NamedDatabase, frozen=True, kw_only=True):
     """The semantic store: in the database, or, with --nats, of the service that answers there."""
 
     names: ClassVar[tuple[str, ...]] = ("database", "purposes", "audit_key", *NATS_SETTINGS, "semantic_prefix")
-    timeout: Annotated[float, option("SECONDS", "How long to wait for an answer over NATS.")] = limits.PATIENCE_SECONDS
+    timeout: Annotated[float, seconds_option("How long to wait for an answer over NATS.")] = limits.PATIENCE_SECONDS
 
     def with_semantic(
         self, about: str, work: Callable[["OpenedState"], Awaitable[T]], *, argument: str = "key", make: bool = False

@@ -6,14 +6,14 @@ import msgspec
 
 from keyloft import admin, limits
 from keyloft.cli.database import NamedDatabase, size_on_disk
-from keyloft.cli.options import Commands, Output, option
+from keyloft.cli.options import Commands, Output, seconds_option
 from keyloft.cli.progress import with_progress
 from keyloft.cli.terminal import counted, say, sized, table, to_json
 
 
 def stats(
     *,
-    soon: Annotated[float, option("SECONDS", "Count what expires within this many seconds.")] = limits.SOON_SECONDS,
+    soon: Annotated[float, seconds_option("Count what expires within this many seconds.")] = limits.SOON_SECONDS,
     out: Output,
     database: NamedDatabase,
 ) -> None:

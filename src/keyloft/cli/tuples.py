@@ -20,6 +20,7 @@ from keyloft.cli.options import (
     flag,
     number_option,
     option,
+    seconds_option,
 )
 from keyloft.cli.terminal import confirm, counted, fail, given_value, remark, say, to_json
 from keyloft.core import key_text
@@ -33,7 +34,7 @@ TupleKeyArgument: TypeAlias = Annotated[
 TuplePrefixArgument: TypeAlias = Annotated[
     str, argument("PREFIX", "Only what is below it, as in users; nothing for everything.")
 ]
-ExpireIn: TypeAlias = Annotated[float | None, option("SECONDS", "The entry expires after this many seconds.")]
+ExpireIn: TypeAlias = Annotated[float | None, seconds_option("The entry expires after this many seconds.")]
 
 
 class Section(Options, frozen=True, kw_only=True):

@@ -278,11 +278,17 @@ class Setting:
             raise InvalidArgument(f"{source}: {rule}") from None
 
 
+_COMPARED: Final = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
+
+
 def _plain(message: str) -> str:
     """A message of msgspec, in words that a reader of a configuration knows."""
     message = message.split(" - at ")[0].replace("`", "").replace(" | null", "")
     for kind, word in (("int", "whole number"), ("float", "number"), ("str", "text"), ("array", "list")):
         message = re.sub(rf"\b{kind}\b", word, message)
+    message = re.sub(r"^Expected (whole number|number|list)\b", r"expected a \1", message).replace(" of length", "")
+    for sign, words in _COMPARED.items():
+        message = message.replace(f" {sign} ", f" {words} ")
     return message[0].lower() + message[1:]
 
 
