@@ -265,6 +265,7 @@ def test_brackets_within_strings_are_no_levels() -> None:
         (b"[1, NaN]", "Invalid JSON: JSON has no NaN (byte 4)"),
         (b"[-Infinity]", "Invalid JSON: JSON has no Infinity (byte 2)"),
         (b"[1", "Invalid JSON: it ends too early"),
+        (b"", "Invalid JSON: there is none"),
         (b"[1 2]", "Invalid JSON: expected ',' or ']' (byte 3)"),
         (b"[" + b"1" * 500 + b" 2]", "Invalid JSON: expected ',' or ']' (byte 502)"),
         (b'{"a":1,"a":2}', "Invalid JSON: a name is twice in one object"),

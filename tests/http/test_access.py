@@ -101,10 +101,12 @@ async def test_a_refusal_names_the_key_and_a_scope_that_would_do() -> None:
 
 async def test_a_request_without_a_valid_token_is_refused_and_pages_need_none() -> None:
     async with running_api() as api:
-        for given in ("", "Bearer", "Bearer wrong", f"Basic {ADMIN_TOKEN}", f"Bearer {ADMIN_TOKEN}x"):
+        for given in ("", "Bearer", "Bearer wrong", ADMIN_TOKEN, f"Basic {ADMIN_TOKEN}", f"Bearer {ADMIN_TOKEN}x"):
             answer = await api.get("/v1/kv/a", headers={"authorization": given})
             assert problem(answer) == (401, "UNAUTHORIZED")
             assert answer.headers["www-authenticate"].startswith("Bearer")
+            # A right token without the word is not called wrong.
+            assert ("wrong" in answer.json()["detail"]) == given.startswith("Bearer ")
         for page in ("/metrics", "/healthz", "/readyz"):
             assert (await api.client.get(page, headers={"authorization": "", "host": "any.example"})).status_code == 200
         assert (await api.get("/v1/info", headers={"authorization": f"bearer {ADMIN_TOKEN}"})).status_code == 200

@@ -158,7 +158,8 @@ def _malformed(data: bytes, error: msgspec.DecodeError | UnicodeDecodeError) -> 
         return InvalidJson(_NOT_UTF8)
     if _has_lone_surrogate(data):
         return InvalidArgument("a value or name of the payload holds a lone surrogate, which is not Unicode text")
-    reason = str(error).removeprefix("JSON is malformed: ").replace("Input data was truncated", "it ends too early")
+    end = "it ends too early" if data.strip() else "there is none"
+    reason = str(error).removeprefix("JSON is malformed: ").replace("Input data was truncated", end)
     if found := _AT_BYTE.search(reason):
         for constant in ("NaN", "Infinity"):
             if data.startswith(constant.encode(), int(found[1])):

@@ -21,6 +21,7 @@ HttpHandler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpReply | None]]
 
 _BEARER: Final = "bearer "
 _NO_TOKEN: Final = "Authorization: expected `Bearer` and a token; `keyloft token new` makes one"
+_NO_BEARER: Final = "Authorization: expected `Bearer` before the token, as in Authorization: Bearer kl_…"
 _WRONG_TOKEN: Final = "Authorization: expected `Bearer` and a valid token; this one is wrong, or has expired"
 
 
@@ -100,7 +101,9 @@ class HttpEndpoint:
         challenge: Headers = ((b"www-authenticate", b'Bearer realm="keyloft"'),)
         if given is None:
             raise Problem(401, "UNAUTHORIZED", _NO_TOKEN, headers=challenge)
-        if given[:7].lower() == _BEARER and (found := self._context.tokens.find(given[7:].strip())) is not None:
+        if given[:7].lower() != _BEARER:
+            raise Problem(401, "UNAUTHORIZED", _NO_BEARER, headers=challenge)
+        if (found := self._context.tokens.find(given[7:].strip())) is not None:
             return found
         await self._context.failed_logins.slow_down(scope["client"][0] if scope["client"] else "")
         raise Problem(401, "UNAUTHORIZED", _WRONG_TOKEN, headers=challenge)
