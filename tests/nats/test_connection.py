@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,10 @@ class TestLogin:
         async def pose_as_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             info = {"server_id": "X", "version": "2.10.0", "max_payload": 1048576, "tls_available": is_optional}
             writer.write(f"INFO {json.dumps(info)}\r\n".encode())
-            data = await reader.read(1000)
-            if not received.done():
-                received.set_result(data)
+            with suppress(ConnectionError):  # on a busy machine, an attempt may have ended before it was accepted
+                data = await reader.read(1000)
+                if not received.done():
+                    received.set_result(data)
             writer.close()
 
         trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -98,8 +100,8 @@ class TestLogin:
             url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             refusal = "no NATS server answers" if is_optional else "does not offer TLS"
             with pytest.raises(keyloft.Unanswered, match=refusal):
-                await DatabaseClient.connect(url, plugin_name="trivia", login=login, timeout=0.5)
-            data = await received
+                await DatabaseClient.connect(url, plugin_name="trivia", login=login, timeout=2)
+            data = await asyncio.wait_for(received, 10)
         assert data[:2] == (b"\x16\x03" if is_optional else b""), "TLS begins, or nothing"
 
     @pytest.mark.parametrize("kind", ["credentials", "ca", "certificate", "key"])
