@@ -104,6 +104,21 @@ class TestLogin:
             data = await asyncio.wait_for(received, 10)
         assert data[:2] == (b"\x16\x03" if is_optional else b""), "TLS begins, or nothing"
 
+    async def test_a_server_that_does_not_answer_the_handshake_is_given_up_in_time(self) -> None:
+        ended = asyncio.Event()
+
+        async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            info = {"server_id": "X", "version": "2.10.0", "max_payload": 1048576, "tls_required": True}
+            writer.write(f"INFO {json.dumps(info)}\r\n".encode())
+            await ended.wait()
+            writer.close()
+
+        async with await asyncio.start_server(begin, "127.0.0.1") as server:
+            url = f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises(keyloft.Unanswered, match="no NATS server answers"):
+                await asyncio.wait_for(DatabaseClient.connect(url, plugin_name="trivia", timeout=0.5), 20)
+            ended.set()
+
     @pytest.mark.parametrize("kind", ["credentials", "ca", "certificate", "key"])
     async def test_a_file_that_is_not_there_is_named(self, kind: str, nats_url: str) -> None:
         files: dict[str, Any] = {kind: Path("missing.file")}

@@ -72,6 +72,7 @@ PARTS: Final[Sequence[tuple[type, Mapping[str, str]]]] = (
     (TcpTransport, {"connect": "async (uri, buffer_size, connect_timeout)", "read": "async (buffer_size)"}),
     (TcpTransport, {"at_eof": "()", "write": "(payload)", "_io_reader": "NoneType", "_io_writer": "NoneType"}),
     (TcpTransport, {"drain": "async ()", "writelines": "(payload)"}),
+    (TcpTransport, {"connect_tls": "async (uri, ssl_context, buffer_size, connect_timeout)"}),
     (Parser, {"parse": "async (data=b'')", "reset": "()", "nc": "Client", "buf": "bytearray", "state": "int"}),
     (Subscription, {"_id": "int", "pending_msgs": "int", "pending_bytes": "int"}),
     *[(owner, dict.fromkeys(names, _ABSENT)) for owner, names in _ADDED.items()],

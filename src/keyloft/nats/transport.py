@@ -27,6 +27,15 @@ class LargeReads(TcpTransport):
         self._receiver = None  # nats-py connects again with the same transport
         await super().connect(uri, limits.NATS_READ_BYTES, connect_timeout)
 
+    async def connect_tls(self, uri: Any, ssl_context: Any, buffer_size: int, connect_timeout: int) -> None:
+        try:
+            await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        except BaseException:
+            # The handshake has taken the connection from its stream, which would wait for its end for ever.
+            self.close()  # type: ignore[no-untyped-call]
+            self._io_writer = self._io_reader = None
+            raise
+
     async def read(self, buffer_size: int) -> bytes:
         if self._receiver is not None and super().at_eof():  # type: ignore[no-untyped-call]
             await self._receiver.wait()
