@@ -117,7 +117,7 @@ def settings() -> str:
     """The settings of the service as a table."""
     from keyloft.server.config import SETTINGS
 
-    lines = ["| Flag | Environment | In the file | Default | |", "|---|---|---|---|---|"]
+    lines = ["| Flag, environment | Default | |", "|---|---|---|"]
     for setting in SETTINGS.values():
         shown = f"`{setting.default_text}`" if setting.default_text else ""
         if setting.metavar == "SECONDS" and setting.default % 86_400 == 0:
@@ -125,7 +125,7 @@ def settings() -> str:
             shown += f" ({days} {'day' if days == 1 else 'days'})"
         choices = f" One of {', '.join(f'`{choice}`' for choice in setting.choices)}." if setting.choices else ""
         about = setting.description.replace("|", "\\|").replace("<", "\\<")
-        lines.append(f"| `{setting.flag}` | `{setting.environment}` | `{setting.name}` | {shown} | {about}{choices} |")
+        lines.append(f"| `{setting.flag}`<br>`{setting.environment}` | {shown} | {about}{choices} |")
     return "\n".join([*lines, ""])
 
 
