@@ -20,7 +20,7 @@ from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.lone_callers import LoneCallers, SyncTimes
 from keyloft.engines.sqlite.reads import View
 
-from .vfs import NotingVFS
+from .vfs import RecordingVFS
 
 
 def raising(error: type[BaseException]) -> Callable[..., None]:
@@ -42,7 +42,7 @@ async def test_with_sync_on_the_thread_the_event_loop_never_syncs(
     durability: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keyloft.limits.CHECKPOINT_PAGES_AFTER_SMALL_COMMITS", 40)
-    vfs = NotingVFS()
+    vfs = RecordingVFS()
     syncs: list[bool] = []
 
     def note() -> bool:

@@ -16,10 +16,10 @@ from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.lone_callers import LoneCallers, SyncTimes
 from keyloft.tuples.store import Store
 
-from .vfs import NotingVFS
+from .vfs import RecordingVFS
 
 
-class TimedDisk(NotingVFS):
+class TimedDisk(RecordingVFS):
     """A disk whose sync takes as long as a test says, by a clock of its own; it notes which thread waited."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from tests.support.examples import TIMES
 
 from .disk import Create, Disk, DiskWrite, Image, Remove, Sync, Truncate
 from .moves import Chain, Contents, Move, after, chains, contents_of, made_in, make
-from .vfs import NotingVFS
+from .vfs import RecordingVFS
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +41,9 @@ _EVERYONE = chains(3)
 class RecordedRun:
     """A store on a noting disk: its moves by versionstamp, and after how many requests each was acknowledged."""
 
-    def __init__(self, folder: Path, *, durability: str = "full", deaf_to_sync: bool = False) -> None:
+    def __init__(self, folder: Path, *, durability: str = "full", ignores_syncs: bool = False) -> None:
         folder.mkdir()
-        self.vfs = NotingVFS(deaf_to_sync=deaf_to_sync)
+        self.vfs = RecordingVFS(ignores_syncs=ignores_syncs)
         self.history: dict[int, Move] = {}
         self._path = folder / _NAME
         self._durability = durability
@@ -147,10 +147,10 @@ def _frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def lives(
-    folder: Path, rng: random.Random, *, durability: str = "full", deaf_to_sync: bool = False
+    folder: Path, rng: random.Random, *, durability: str = "full", ignores_syncs: bool = False
 ) -> RecordedRun:
     """Three lives of a store, with groups of all sizes."""
-    run = RecordedRun(folder, durability=durability, deaf_to_sync=deaf_to_sync)
+    run = RecordedRun(folder, durability=durability, ignores_syncs=ignores_syncs)
     for longest in (3, 80, 25):
         await run.live(partial(rng.randint, 0, longest))
     return run
@@ -186,7 +186,7 @@ async def test_a_second_power_cut_while_recovering_from_the_first_loses_nothing(
     run = await lives(tmp_path / "before", rng)
     for cut, disk in run.disks(some(15, run, rng)):
         image = disk.torn(rng, 512, garbled=False)
-        again = NotingVFS.on(image)
+        again = RecordingVFS.on(image)
         path = put_back(image, tmp_path / "between")
         kv = Store(await SqliteEngine.open(SqliteFile(path, vfs=again.vfs_name), SystemClock()))
         await kv.aclose()
@@ -216,8 +216,8 @@ async def test_relaxed_durability_may_lose_the_last_writes_and_tears_nothing(
 
 
 @pytest.mark.usefixtures("_frequent_checkpoints")
-async def test_a_disk_that_is_deaf_to_sync_would_be_noticed_by_these_tests(tmp_path: Path, rng: random.Random) -> None:
-    run = await lives(tmp_path / "before", rng, deaf_to_sync=True)
+async def test_a_disk_that_is_ignores_syncs_would_be_noticed_by_these_tests(tmp_path: Path, rng: random.Random) -> None:
+    run = await lives(tmp_path / "before", rng, ignores_syncs=True)
     harmed = 0
     for cut, disk in run.disks(some(30, run, rng)):
         try:
@@ -247,7 +247,7 @@ async def test_failed_sync_refuses_the_write_and_a_power_cut_still_loses_nothing
 
 @pytest.mark.parametrize("sync", ["auto", "thread"])
 async def test_a_write_whose_sync_failed_is_unknown_because_a_kill_may_bring_it_back(tmp_path: Path, sync: str) -> None:
-    path, vfs = tmp_path / "before" / _NAME, NotingVFS()
+    path, vfs = tmp_path / "before" / _NAME, RecordingVFS()
     path.parent.mkdir()
     kv = Store(await SqliteEngine.open(SqliteFile(str(path), sync=sync, vfs=vfs.vfs_name), SystemClock()))
     for _ in range(3):
@@ -285,7 +285,7 @@ async def test_it_is_so_too_if_the_event_loop_waited_for_the_sync_and_the_disk_i
     monkeypatch.setattr("keyloft.limits.INLINE_SECONDS", 60)
     monkeypatch.setattr("keyloft.limits.FAST_SYNC_SECONDS", 60)
     monkeypatch.setattr("keyloft.engines.sqlite.lone_callers.devices", {})
-    path, vfs = tmp_path / "before" / _NAME, NotingVFS()
+    path, vfs = tmp_path / "before" / _NAME, RecordingVFS()
     path.parent.mkdir()
     kv = Store(await SqliteEngine.open(SqliteFile(str(path), sync="auto", vfs=vfs.vfs_name), SystemClock()))
     for _ in range(3):
@@ -316,7 +316,7 @@ async def test_it_is_so_too_if_the_event_loop_waited_for_the_sync_and_the_disk_i
 
 
 def test_so_it_is_with_threads(tmp_path: Path) -> None:
-    vfs = NotingVFS()
+    vfs = RecordingVFS()
     engine = BlockingSqliteEngine(SqliteFile(str(tmp_path / _NAME), vfs=vfs.vfs_name), SystemClock())
     batch = Batch((Set(Space.TUPLES, b"k", b"1", JSON),))
     assert isinstance(engine.verdict(batch), Committed)
@@ -332,7 +332,7 @@ def test_so_it_is_with_threads(tmp_path: Path) -> None:
 def test_so_it_is_for_the_others_of_a_group_whose_thread_a_signal_interrupts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vfs = NotingVFS()
+    vfs = RecordingVFS()
     engine = BlockingSqliteEngine(SqliteFile(str(tmp_path / _NAME), vfs=vfs.vfs_name), SystemClock())
     batch = Batch((Set(Space.TUPLES, b"k", b"1", JSON),))
     other = WaitingBatch(batch)
@@ -350,7 +350,7 @@ def test_so_it_is_for_the_others_of_a_group_whose_thread_a_signal_interrupts(
 async def test_power_cut_in_a_checkpoint_of_32_mebibytes_loses_nothing(tmp_path: Path, rng: random.Random) -> None:
     folder = tmp_path / "before"
     folder.mkdir()
-    vfs = NotingVFS()
+    vfs = RecordingVFS()
     kv = Store(await SqliteEngine.open(SqliteFile(str(folder / _NAME), vfs=vfs.vfs_name), SystemClock()))
     acknowledged = []
     for number in range(36):

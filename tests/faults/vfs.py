@@ -1,4 +1,4 @@
-"""SQLite's way to the disk, with a notebook beside it (`NotingVFS`) or a limit on its space (`QuotaVFS`).
+"""The access of SQLite to the disk: recorded as a disk would see it (`RecordingVFS`), or limited (`QuotaVFS`).
 
 Both pass everything on to the real files, through which SQLite reads, locks and shares memory as ever.
 """
@@ -18,13 +18,13 @@ _numbers = itertools.count(1000)
 _SYNCS_ITS_FOLDER: Final = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL | apsw.SQLITE_OPEN_WAL
 
 
-class NotingVFS(apsw.VFS):
-    """Notes all that SQLite asks of the disk, in order."""
+class RecordingVFS(apsw.VFS):
+    """Records what SQLite asks of the disk, in order."""
 
-    def __init__(self, *, deaf_to_sync: bool = False) -> None:
-        self.vfs_name = f"noting-{next(_numbers)}"
+    def __init__(self, *, ignores_syncs: bool = False) -> None:
+        self.vfs_name = f"recording-{next(_numbers)}"
         self.requests: list[Request] = []
-        self.deaf_to_sync = deaf_to_sync
+        self.ignores_syncs = ignores_syncs
         self.failing_syncs: Callable[[], bool] = lambda: False
         self.is_full = False
         self.lock = threading.Lock()
@@ -32,13 +32,13 @@ class NotingVFS(apsw.VFS):
         super().__init__(self.vfs_name, "")
 
     @classmethod
-    def on(cls, image: Image) -> "NotingVFS":
+    def on(cls, image: Image) -> "RecordingVFS":
         """Begin with the files of a `Disk.holding(image)`."""
         vfs = cls()
         vfs._files = {name: file for file, name in enumerate(sorted(image))}
         return vfs
 
-    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> "NotingFile":  # noqa: N802
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> "RecordingFile":  # noqa: N802
         path = _path(name)
         with self.lock:
             created = not path.exists()
@@ -46,7 +46,7 @@ class NotingVFS(apsw.VFS):
                 self._files[path.name] = next(_numbers)
                 self.requests.append(Create(path.name, self._files[path.name]))
             file = self._files[path.name]
-            return NotingFile(self, file, name, flags, syncs_folder=created and bool(flags[0] & _SYNCS_ITS_FOLDER))
+            return RecordingFile(self, file, name, flags, syncs_folder=created and bool(flags[0] & _SYNCS_ITS_FOLDER))
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
         with self.lock:
@@ -54,9 +54,9 @@ class NotingVFS(apsw.VFS):
             self.requests.append(Remove(Path(filename).name, syncdir))
 
 
-class NotingFile(apsw.VFSFile):
+class RecordingFile(apsw.VFSFile):
     def __init__(
-        self, vfs: NotingVFS, file: int, name: str | apsw.URIFilename | None, flags: list[int], *, syncs_folder: bool
+        self, vfs: RecordingVFS, file: int, name: str | apsw.URIFilename | None, flags: list[int], *, syncs_folder: bool
     ) -> None:
         super().__init__("", name, flags)
         self._vfs = vfs
@@ -76,12 +76,12 @@ class NotingFile(apsw.VFSFile):
             self._vfs.requests.append(Truncate(self._file, newsize))
 
     def xSync(self, flags: int) -> None:  # noqa: N802
-        # Not passed on: the disk that counts here is the one in the notebook.
+        # Not passed on: the disk of these tests is the recorded one.
         with self._vfs.lock:
             if self._vfs.failing_syncs():
                 self._vfs.requests.append(Lose(self._file))
                 raise apsw.IOError("the disk failed to sync")
-            if not self._vfs.deaf_to_sync:
+            if not self._vfs.ignores_syncs:
                 self._vfs.requests.append(Sync(self._file, self._syncs_folder))
             self._syncs_folder = False
 

@@ -10,7 +10,7 @@ import pytest
 from keyloft import InvalidArgument, ManualClock
 from keyloft.semantic import Intent, NotForward, Semantics, SemanticStore, StaleFence, VersionConflict
 from tests.semantic.conftest import ON_DATABASES
-from tests.semantic.trouble import PROJECT
+from tests.semantic.unreliable_network import PROJECT
 
 KEY = f"{PROJECT}/docs/onedrive/delta"
 WORKERS = 50

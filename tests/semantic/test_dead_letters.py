@@ -16,7 +16,7 @@ from keyloft.semantic import (
     StaleFence,
     VersionConflict,
 )
-from tests.semantic.trouble import PROJECT, behind_network
+from tests.semantic.unreliable_network import PROJECT, behind_network
 
 KEY = f"{PROJECT}/docs/cursor"
 OTHER = f"{PROJECT}/docs/other"

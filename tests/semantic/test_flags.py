@@ -8,7 +8,7 @@ import pytest
 import keyloft
 from keyloft import InvalidArgument, InvalidKey, ManualClock
 from keyloft.semantic import Semantics, SemanticStore, VersionConflict
-from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, until
+from tests.semantic.unreliable_network import PATIENCE_SECONDS, PROJECT, until
 from tests.support.fork_server import run
 
 

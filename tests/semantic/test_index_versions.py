@@ -8,7 +8,7 @@ import pytest
 import keyloft
 from keyloft import InvalidArgument, ManualClock
 from keyloft.semantic import Semantics, SemanticStore, VersionConflict
-from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT
+from tests.semantic.unreliable_network import PATIENCE_SECONDS, PROJECT
 
 KEY = f"{PROJECT}/search/index/docs/version"
 

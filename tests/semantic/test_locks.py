@@ -12,7 +12,7 @@ from keyloft import InvalidArgument, ManualClock, Store
 from keyloft.engines.postgres.engine import PostgresEngine
 from keyloft.semantic import Lock, LockHeld, LockLost, Semantics, SemanticStore, StaleFence, VersionConflict
 from tests.semantic.conftest import ON_DATABASES
-from tests.semantic.trouble import PATIENCE_SECONDS, PROJECT, behind_network, until
+from tests.semantic.unreliable_network import PATIENCE_SECONDS, PROJECT, behind_network, until
 from tests.support.postgres import IN_MEMORY
 from tests.support.postgres_proxy import Message, proxy
 

@@ -20,7 +20,7 @@ from keyloft.semantic import (
     VersionConflict,
     monitoring,
 )
-from tests.semantic.trouble import PROJECT, behind_network, until
+from tests.semantic.unreliable_network import PROJECT, behind_network, until
 
 KEY = f"{PROJECT}/docs/cursor"
 CURSOR = Semantics("cursor", "harvester", ("search", "ops"), 60)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from keyloft import InvalidArgument
 from keyloft.semantic import Semantics, SemanticStore, request_id_of, shortened
-from tests.semantic.trouble import PROJECT
+from tests.semantic.unreliable_network import PROJECT
 
 AT = datetime(2026, 11, 16, 3, tzinfo=UTC)
 

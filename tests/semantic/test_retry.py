@@ -11,7 +11,7 @@ import keyloft
 from keyloft import CommitUnknown, InvalidArgument, KeyloftError, Store, Unreachable
 from keyloft.errors import Busy, CannotOpen, DiskFull, NotPermitted, ReadOnly, Stalled, TimedOut
 from keyloft.semantic import Escalated, Retry, Semantics, SemanticStore, StaleFence, VersionConflict
-from tests.semantic.trouble import PROJECT, behind_network
+from tests.semantic.unreliable_network import PROJECT, behind_network
 
 KEY = f"{PROJECT}/docs/cursor"
 CURSOR = Semantics("cursor")

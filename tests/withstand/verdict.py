@@ -1,4 +1,4 @@
-"""What a history proves: what was lost, made twice, read too late, or held twice, and for how long nothing went."""
+"""What a history proves: what was lost, made twice, read too late, or held twice, and for how long calls failed."""
 
 from bisect import bisect_right
 from collections import defaultdict

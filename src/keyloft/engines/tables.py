@@ -162,8 +162,8 @@ def create_plugin_table(text: str, time: str, now: str) -> tuple[str, ...]:
 def oldest_kept(may_go: str, rows: str) -> str:
     """SQL: the version of the change log before which all is removed: that of the newest row that may go.
 
-    So many of the oldest rows are considered, and the first row of the second version: the oldest version may have more
-    rows than that. Usually few rows may go: unless all of the first TRIM_FIRST_ROWS may, no others are considered.
+    It considers `rows` of the oldest rows, and the first row of the second version, because the oldest version may have
+    more rows than that. Usually few rows may go: unless all of the first TRIM_FIRST_ROWS may, no others are considered.
 
     Args:
         may_go: SQL: whether a row may be removed, by its columns `at` and `size`; if it may, so may all older rows.

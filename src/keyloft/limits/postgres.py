@@ -99,7 +99,7 @@ POSTGRES_SETUP_ATTEMPTS: Final = 5
 """How often the tables are created while another process creates them, too."""
 
 POSTGRES_LISTENERS_SECONDS: Final = 1.0
-"""For how long it counts that no process listens for commits; one that begins to listen polls for twice as long."""
+"""How long commits rely on the last search for listeners. A process that begins to listen polls for twice as long."""
 
 POSTGRES_LISTENERS_COMMITS: Final = 16
 """After that time, so many commits notify before a process looks for listeners again: to look takes a commit as long as

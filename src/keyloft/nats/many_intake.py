@@ -55,9 +55,9 @@ class ManyIntake:
         raise NotImplementedError
 
     def _take_in_many(self, request: Request, content: ManyRequests, *, is_ordered: bool) -> None:
-        """Let the requests that a message holds be the owner's next ones.
+        """Take the requests out of a message, as the owner's next ones.
 
-        `is_ordered` says that they wait for no earlier request, or the engine keeps their order with it.
+        `is_ordered` says that they keep their order with earlier requests without waiting for them.
         """
         owner, count, collector = request.owner, len(content.requests), None
         owner.meter.gathered += count

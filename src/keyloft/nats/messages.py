@@ -1,7 +1,7 @@
 """Reads the messages that NATS delivers, and publishes replies: the one module that uses private parts of nats-py.
 
-`_Parser.take` makes messages of what the socket has. `compatibility.py` makes sure that the installed nats-py has all
-parts that are used here, and in the classes made from nats-py's in `subscribing.py` and `transport.py`.
+`_Parser.take` makes messages of what the socket has. `compatibility.py` checks that the installed nats-py has all parts
+that this module, `subscribing.py` and `transport.py` use.
 """
 
 import asyncio
@@ -166,8 +166,10 @@ class NatsConnection(Nats):
 
 
 class _Parser(Parser):
-    """nats-py's parser with another way to read messages: nothing that is written into one ends the reading, and the
-    messages of subscriptions with a handler take a shorter path, and messages of a flood the shortest."""
+    """nats-py's parser with another way to read messages: no message can end the reading.
+
+    Messages of subscriptions with a handler take a shorter path, and messages of a flood the shortest.
+    """
 
     nc: NatsConnection
     unwanted = 0

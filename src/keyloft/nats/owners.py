@@ -86,7 +86,7 @@ class Owners:
         return owner
 
     def _forget_one(self) -> bool:
-        """Forget an owner that is idle and did not come back; returns whether one was found within a few steps."""
+        """Forget an owner that is idle and sends requests seldom; returns whether one was found within a few steps."""
         now = perf_counter()
         for _ in range(_STEPS):
             owner = self._ring.popleft()

@@ -153,8 +153,8 @@ class EventPublisher:
                 has_failed = False
                 if page or self._wanted.is_set():
                     await self._follow()
-                # Also after following: rows of a dead instance, or of one that does the same, may be there without any
-                # lease, and each look at them takes some commits.
+                # Wait also after `_follow`: while there are heartbeats and no leases, it ends at once, and each time it
+                # makes some commits.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wanted.wait(), limits.LEASE_CHECK_SECONDS)
             except Closed:

@@ -27,7 +27,7 @@ class Variant(Exception):
 
 
 class Operation:
-    """One thing that a service can be asked for: how its messages are read and logged."""
+    """An operation of a service: how its messages are read and logged."""
 
     name: str
     reply_bytes: int = 0

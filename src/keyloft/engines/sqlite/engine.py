@@ -211,8 +211,8 @@ class SqliteEngine(ClosableEngine):
         self._reader_view.end()
 
     def _version_to_poll(self) -> int | None:
-        # A group of this process that is under way reads the counter itself. But it may wait for another process's lock
-        # for half a minute: if it is the group of the last poll, the watches don't wait for it.
+        # A group of this process reads the counter itself. But a group may wait half a minute for another process's
+        # lock, so the counter is polled if the same group was under way at the last poll.
         group, last = self._batcher.groups, self._group_at_poll
         self._group_at_poll = group
         return self._read_version() if self._batcher.idle or group == last else None

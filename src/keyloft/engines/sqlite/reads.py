@@ -232,6 +232,7 @@ def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: Callable[[
     asks = [Get(space, key) for key in keys]
     if rows is None:
         return points(cursor, asks, now())
+    # Records have times of creation and change; a page does not show them.
     as_of_gets = [(*row[:-1], 0, 0, row[-1]) for row in rows]
     return _records(cursor, cast(LargeValueTable, _TUPLE_LAYOUT.large), asks, as_of_gets, now())
 

@@ -1,4 +1,4 @@
-"""An engine behind a network that loses answers, or is down; and patience for what happens by itself."""
+"""An engine behind a network that loses answers, or is down; and how long tests wait for what happens by itself."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

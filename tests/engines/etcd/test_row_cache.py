@@ -1,4 +1,4 @@
-"""Rows that a process remembers as it has written them decide only as long as no one else has written."""
+"""Rows in the cache of a process decide a commit only as long as no other process has written them."""
 
 import asyncio
 import random
