@@ -80,10 +80,15 @@ def environment(
 
 def _use(folder: Path) -> bool:
     """Whether the environment is complete; it is not removed for a day from now."""
-    with _locked(folder.parent / ".using"), suppress(FileNotFoundError):
-        os.utime(folder / COMPLETE)
-        return True
-    return False
+    try:
+        with _locked(folder.parent / ".using"):
+            os.utime(folder / COMPLETE)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        # Another user has made it. It is kept while a process runs from it.
+        return (folder / COMPLETE).exists()
+    return True
 
 
 def _link(link: Path, folder: Path) -> None:
@@ -195,5 +200,8 @@ def _lowest(pyproject: str) -> str:
 
 if __name__ == "__main__":
     _, extra = sys.argv
-    chosen = environment(Path(__file__).resolve().parents[1], extra, os.environ.get("KEYLOFT_VERSIONS", "tested"))
+    try:
+        chosen = environment(Path(__file__).resolve().parents[1], extra, os.environ.get("KEYLOFT_VERSIONS", "tested"))
+    except PermissionError as error:
+        sys.exit(f"this user may not write {error.filename}: run this once as the user who owns that folder")
     print(chosen)  # noqa: T201

@@ -116,6 +116,7 @@ def test_an_option_before_its_command_is_explained(run: Keyloft, arguments: tupl
             ("plugin", "trivia", "get", "score"),
             "No such command 'trivia'. The command comes first: keyloft plugin get …",
         ),
+        (("stats", "app.db"), "extra argument(s) (app.db). If that is a database, name it by --database"),
         (("set", "k", "1", "--expire-in", "1h"), "'--expire-in': expected a number of seconds, as in 3600 or 0.5"),
         (("stats", "--soon", "x"), "'--soon': expected a number of seconds, as in 3600 or 0.5"),
         (("plugin", "get", "Trivia", "score"), "INVALID_PLUGIN_NAME: PLUGIN must contain only lowercase letters"),

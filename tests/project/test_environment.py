@@ -162,6 +162,35 @@ def test_an_environment_whose_making_was_killed_is_made_again_and_only_once(proj
     assert (folder / COMPLETE).exists()
 
 
+def test_who_may_not_write_runs_from_an_environment_that_is_made_and_learns_why_none_can_be(project: Path) -> None:
+    folder = made(project)
+    (project / ".venvs" / ".using").chmod(0)
+    # Root may open every file, unless it has no capabilities.
+    as_other = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+
+    def ask() -> subprocess.CompletedProcess[str]:
+        script = [sys.executable, str(project / "tools" / "environment.py"), NAME]
+        return subprocess.run([*as_other, *script], capture_output=True, text=True, timeout=60)
+
+    (project / "tools").mkdir()
+    (project / "tools" / "environment.py").write_text((ROOT / "tools" / "environment.py").read_text())
+    assert ask().stdout == f"{folder}\n"
+    (folder / COMPLETE).unlink()
+    (project / ".venvs" / ".building").chmod(0)
+    refused = ask()
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith(
+        f"this user may not write {project}/.venvs/.building: run this once as the user who"
+    )
+
+
+def test_a_python_that_is_not_there_is_named() -> None:
+    environment = {**os.environ, "PYTHON": "nopython"}
+    refused = subprocess.run([ROOT / "scripts" / "venv", "test"], env=environment, capture_output=True, text=True)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "Keyloft needs Python 3.11 or later; there is no program nopython. Set PYTHON to one.\n"
+
+
 def test_an_environment_is_kept_where_the_system_does_not_name_its_processes(project: Path) -> None:
     first = made(project)
     not_used_for_long(first)

@@ -42,6 +42,19 @@ def test_variables_that_kubernetes_sets_for_services_are_passed_over() -> None:
     assert mistyped_variables(VARIABLES, of_services) == []
 
 
+@pytest.mark.parametrize(
+    ("mistyped", "meant"),
+    [
+        ("KEYLOFT_NATS", "KEYLOFT_NATS_URL"),
+        ("KEYLOFT_DATABASE", "KEYLOFT_DATABASE_URL"),
+        ("KEYLOFT_DATABSE_URL", "KEYLOFT_DATABASE_URL"),
+        ("KEYLOFT_NATS_PASWORD", "KEYLOFT_NATS_PASSWORD"),
+    ],
+)
+def test_what_a_mistyped_variable_means_is_suggested(mistyped: str, meant: str) -> None:
+    assert mistyped_variables(VARIABLES, {mistyped: "x"}) == [(mistyped, meant)]
+
+
 @pytest.mark.parametrize("name", ["KEYLOFT_NATS_URL", "KEYLOFT_HTTP"])
 def test_only_what_kubernetes_can_have_set_is_passed_over(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^{name}: "):

@@ -48,6 +48,8 @@ class Command(typer.core.TyperCommand):
                 explained = (
                     f'{error.message}. A VALUE with spaces needs quotes around it, as in \'{{"name": "Alice"}}\''
                 )
+            elif "unexpected extra arg" in getattr(error, "message", "") and "--database" in options:
+                explained = f"{error.message}. If that is a database, name it by --database"
             if explained is not None:
                 error.message, error.possibilities = explained, None
             raise

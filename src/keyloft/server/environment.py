@@ -34,4 +34,11 @@ def mistyped_variables(known: Collection[str], environment: Mapping[str, str] = 
         for name, value in environment.items()
         if name.startswith("KEYLOFT_") and name not in known and not _is_of_kubernetes(name, value)
     ]
-    return [(name, near[0]) for name in unknown if (near := difflib.get_close_matches(name, known, 1, _NEAR))]
+    return [(name, meant) for name in unknown if (meant := _meant(name, known)) is not None]
+
+
+def _meant(name: str, known: Collection[str]) -> str | None:
+    # KEYLOFT_NATS, named after the flag --nats, resembles KEYLOFT_NATS_CA more than KEYLOFT_NATS_URL.
+    if f"{name}_URL" in known:
+        return f"{name}_URL"
+    return next(iter(difflib.get_close_matches(name, known, 1, _NEAR)), None)
