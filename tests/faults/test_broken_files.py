@@ -220,7 +220,7 @@ def _closed_folder(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("lock", "kinds", "reason"),
     [
-        (_read_only_file, {"ReadOnly"}, "read-only"),
+        (_read_only_file, {"ReadOnly"}, "read-only for this user; to read it, open sqlite:////"),
         (_secret_file, {"CannotOpen"}, "may not read"),
         (_read_only_folder, {"ReadOnly", "CannotOpen"}, "folder"),
         (_fresh_file_in_a_read_only_folder, {"CannotOpen"}, "may not write to the folder"),

@@ -46,6 +46,13 @@ class TestCalls:
         assert await kv.delete("score") is True
         assert await kv.delete("score") is False
 
+    async def test_a_call_without_kv_names_it(self, client: DatabaseClient) -> None:
+        untyped: Any = client
+        with pytest.raises(AttributeError, match=r"^a DatabaseClient has no set: write client\.kv\.set$"):
+            await untyped.set("score", 1)
+        assert not hasattr(client, "get")
+        assert not hasattr(client, "__missing__")
+
     async def test_a_ttl_has_two_names(self, nats_url: str) -> None:
         other, received = await nats.connect(nats_url), list[Any]()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nats.aio.client import Client as Nats
 
@@ -47,6 +47,12 @@ class DatabaseClient(ServiceClient):
         self._subjects_before = f"{prefix}.{plugin_name}"
         owner = f"the plugin {plugin_name}"
         super().__init__(nats, owner=owner, subjects=f"{prefix}.<plugin>.<operation>", log_in_as=owner, timeout=timeout)
+
+    if not TYPE_CHECKING:  # a type checker says so by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f": write client.kv.{name}" if hasattr(PluginKV, name) and not name.startswith("_") else ""
+            raise AttributeError(f"a DatabaseClient has no {name}{hint}", name=name, obj=self)
 
     @classmethod
     async def connect(

@@ -67,7 +67,10 @@ class SqliteFile(Struct, frozen=True):
             with self.explained(connection):
                 connection.set_busy_handler(busy_handler())
                 if connection.readonly("main"):
-                    raise ReadOnly(f"{self.path} can't be written: the file is read-only for this user")
+                    raise ReadOnly(
+                        f"{self.path} can't be written: the file is read-only for this user; to read it, open "
+                        f"sqlite:///{self.path}?mode=ro"
+                    )
                 revision = self._revision(connection)
                 if revision is not None:
                     self._check_revision(revision)
