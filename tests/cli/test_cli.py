@@ -116,6 +116,10 @@ def test_an_option_before_its_command_is_explained(run: Keyloft, arguments: tupl
             ("plugin", "trivia", "get", "score"),
             "No such command 'trivia'. The command comes first: keyloft plugin get …",
         ),
+        (
+            ("token", "new", "ci", "--scope", "read:users"),
+            "--scope: expected admin, or an access and an area, as in read:kv/users",
+        ),
         (("stats", "app.db"), "extra argument(s) (app.db). If that is a database, name it by --database"),
         (("set", "k", "1", "--expire-in", "1h"), "'--expire-in': expected a number of seconds, as in 3600 or 0.5"),
         (("stats", "--soon", "x"), "'--soon': expected a number of seconds, as in 3600 or 0.5"),

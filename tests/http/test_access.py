@@ -229,7 +229,10 @@ def test_tokens_are_rotated_without_a_restart(tmp_path: Path, caplog: pytest.Log
         ('[[token]]\nname = "a"\nsha256 = "xyz"\nscopes = ["admin"]', "64 hex digits"),
         (f'[[token]]\nname = "a b"\nsha256 = "{"0" * 64}"\nscopes = ["admin"]', "name"),
         (f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nscopes = []', "scopes"),
-        (f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nscopes = ["root"]', "expected admin, or status:"),
+        (
+            f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nscopes = ["root"]',
+            "expected admin, or an access and an area",
+        ),
         (f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nscopes = ["admin"]\nexpires = 2030-01-01T00:00:00', "zone"),
         (
             f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nscopes = ["admin"]\n' * 2,

@@ -15,8 +15,9 @@ def new(
         list[str] | None,
         option(
             "SCOPE",
-            "What it may do: admin, or status:, read: or write: and then kv, kv/PREFIX, db/NAME, db/NAME/PREFIX, "
-            "plugin/NAME or tenant/NAME. status: is for the admin page without values. Can be given several times.",
+            "What it may do: admin, or an access and an area, as in read:kv/users. The access is status, read or "
+            "write; status is for the admin page without values. The area is kv, kv/PREFIX, db/NAME, "
+            "db/NAME/PREFIX, plugin/NAME or tenant/NAME. Can be given several times.",
         ),
     ] = None,
     days: Annotated[int | None, number_option("N", "How many days it is valid; without it, until removed.")] = None,
@@ -28,10 +29,13 @@ def new(
 
     Example: keyloft token new ci --scope read:kv/users --scope write:plugin/trivia
     """
-    from keyloft.http.tokens import declaration, new_token
+    from keyloft.http.tokens import ADMIN, TokenScope, declaration, new_token
 
     if not scope:
         raise InvalidArgument("scope: expected at least one, as in --scope read:kv/users")
+    for text in scope:
+        if text != ADMIN:
+            TokenScope.read(text)
     if days is not None and not 1 <= days <= 36_500:
         raise InvalidArgument("days: expected a whole number from 1 to 36,500")
     expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).replace(microsecond=0)

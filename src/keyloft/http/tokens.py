@@ -26,8 +26,8 @@ ADMIN: Final = "admin"
 ANY: Final = "*"
 
 _FORMS: Final = (
-    "expected admin, or status:, read: or write: and then kv, kv/PREFIX, db/NAME, db/NAME/PREFIX, plugin/NAME or "
-    "tenant/NAME, as in read:kv/users; the NAME * stands for all"
+    "expected admin, or an access and an area, as in read:kv/users: the access is status, read or write; the area is "
+    "kv, kv/PREFIX, db/NAME, db/NAME/PREFIX, plugin/NAME or tenant/NAME; the NAME * stands for all"
 )
 _NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}", re.ASCII)
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -59,7 +59,7 @@ class TokenScope(Struct, frozen=True):
         access, _, rest = text.partition(":")
         area, slash, where = rest.partition("/")
         if access not in ("status", "read", "write") or (slash and not where):
-            raise InvalidArgument(f"scope: {_FORMS}")
+            raise InvalidArgument(f"scope: {_FORMS}; got {text!a}")
         may_write, shows = access == "write", access != "status"
         try:
             match area:
@@ -74,7 +74,7 @@ class TokenScope(Struct, frozen=True):
                     return cls(may_write, "tenant", where, b"", shows)
         except InvalidInput as error:
             raise InvalidArgument(f"scope: {error}") from None
-        raise InvalidArgument(f"scope: {_FORMS}")
+        raise InvalidArgument(f"scope: {_FORMS}; got {text!a}")
 
 
 def _encoded(prefix: str) -> bytes:
