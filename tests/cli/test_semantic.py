@@ -201,8 +201,8 @@ async def test_every_command_works_over_nats_with_a_tenants_login_and_no_databas
 
         assert (await run("get", FLAG))[::2] == (
             1,
-            "keyloft: NO_SERVICE: no service answers db.semantic.<tenant>.<project>.<operation> on this NATS: "
-            "`keyloft serve` starts one\n",
+            f"keyloft: NO_SERVICE: no service answers db.semantic.<tenant>.<project>.<operation> at {server.url}: "
+            f"`keyloft serve --nats {server.url}` starts one there\n",
         )
         async with SemanticService(connection, store):
             entry = shown(await run("put", FLAG, "true", "--purpose", "feature_flag", "--writer", "console:x"))

@@ -173,7 +173,10 @@ class ServiceClient(AsyncClosing):
     def _explained(self, error: Exception) -> Exception:
         """The error for a caller whose request was not sent, or not delivered."""
         if isinstance(error, nats_errors.NoRespondersError):
-            return errors.NoService(f"no service answers {self._subjects} on this NATS: `keyloft serve` starts one")
+            url = self.nats.connected_url
+            where = servers(self.nats) if url is None else shown([url.geturl()])
+            cure = f"`keyloft serve --nats {where}` starts one there"
+            return errors.NoService(f"no service answers {self._subjects} at {where}: {cure}")
         if isinstance(error, _NOT_CONNECTED):
             explained: Exception = Unanswered(f"not connected to NATS: {error}")
         else:
