@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,19 @@ def test_a_value_of_900_levels_is_put_shown_exported_and_imported(run: Keyloft, 
     code, screen = at_a_terminal(environment, "semantic", "get", FLAG)
     assert (code, screen.count("[")) == (0, 901)  # also that of consumerHints
     assert value in run("semantic", "list", PROJECT, "--values")[1]
+
+
+@ON_A_FILE
+def test_a_narrow_terminal_divides_a_path_after_its_slashes_only(environment: dict[str, str], run: Keyloft) -> None:
+    path = f"{PROJECT}/documents/sharepoint/delta"
+    shown(run("semantic", "put", path, "1", "--purpose", "index_version", "--writer", "harvester:synchronize"))
+    screen = at_a_terminal({**environment, "COLUMNS": "80", "NO_COLOR": "1"}, "semantic", "list", PROJECT)[1]
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen).splitlines()
+    assert max(map(len, lines)) <= 80
+    words = {word for line in lines for word in line.split()}
+    assert words >= {"documents/", "sharepoint/", "delta", "harvester:", "synchronize", "index_", "version"}
+    screen = at_a_terminal({**environment, "COLUMNS": "60", "NO_COLOR": "1"}, "semantic", "list", PROJECT)[1]
+    assert "path: documents/sharepoint/delta\r\n  purpose: index_version\r\n" in screen
 
 
 async def test_every_command_works_over_nats_with_a_tenants_login_and_no_database(tmp_path: Path) -> None:

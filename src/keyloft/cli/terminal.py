@@ -5,10 +5,11 @@ At a terminal a result is laid out for people; in a pipe, or with --json, it is 
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 import typer
@@ -21,6 +22,10 @@ from keyloft.errors import InvalidArgument, Undecodable
 T = TypeVar("T")
 Columns: TypeAlias = Mapping[str, Callable[[T], object]]
 """The columns of a table: the title of each, and what it shows of a thing."""
+_BETWEEN: Final = 3
+"""How much wider a column of a table is than its text."""
+_PIECE: Final = 40
+"""A text without a space or separator is divided after so many characters."""
 
 
 class CommandFailed(Exception):
@@ -140,22 +145,55 @@ def table(names: Iterable[str], rows: Sequence[Iterable[object]], nothing: str =
     from rich.text import Text
 
     names, console = list(names), Console(highlight=False)
-    if console.width < sum([max(map(len, name.split())) + 3 for name in names]):
+    cells = [[_pieces(name) for name in names], *[[_pieces(content) for content in row] for row in rows]]
+    widths = _widths(list(zip(*cells, strict=True)), console.width)
+    if widths is None:
         _show_row_by_row(names, rows)
         return
-    # On a narrow terminal a cell takes several lines, but a date is never divided.
-    widths = [
-        max([10 for cell in column if isinstance(cell, datetime)], default=None) for column in zip(*rows, strict=True)
-    ]
-    headers = [Column(name, min_width=width) for name, width in zip(names, widths, strict=True)]
-    shown = Table(*headers, box=box.SIMPLE, header_style="bold", pad_edge=False)
-    for row in rows:
-        shown.add_row(*[Text(_cell(content), overflow="fold") for content in row])
+    titles, *lines = [[_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells]
+    columns = [Column(title, width=width, no_wrap=True) for title, width in zip(titles, widths, strict=True)]
+    shown = Table(*columns, box=box.SIMPLE, header_style="bold", pad_edge=False)
+    for line in lines:
+        shown.add_row(*map(Text, line))
     console.print(shown)
 
 
+def _pieces(content: object) -> list[str]:
+    """The parts of a cell between which a line may end: a date stays whole, a path is divided after its slashes."""
+    ends = r"(?<= )" if isinstance(content, datetime) else r"(?<=[\s/:_-])"
+    return [part for piece in re.split(ends, _cell(content)) for part in re.findall(f"(?s).{{1,{_PIECE}}}", piece)]
+
+
+def _widths(columns: Sequence[Sequence[Sequence[str]]], most: int) -> list[int] | None:
+    """How wide the columns are on a terminal: the widest ones are divided; None if that is not enough."""
+    least = [max([_width(piece) for cell in column for piece in cell], default=0) for column in columns]
+    widths = [min(most, max([_width("".join(cell)) for cell in column], default=0)) for column in columns]
+    while sum(widths) + _BETWEEN * len(widths) - 1 > most:
+        divisible = [index for index, width in enumerate(widths) if width > least[index]]
+        if not divisible:
+            return None
+        widths[max(divisible, key=lambda index: widths[index])] -= 1
+    return widths
+
+
+def _width(text: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(text.rstrip())
+
+
+def _wrapped(pieces: Sequence[str], width: int) -> str:
+    """A cell in lines of at most this width."""
+    lines = [""]
+    for piece in pieces:
+        if lines[-1] and _width(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join([line.rstrip() for line in lines])
+
+
 def _show_row_by_row(names: Sequence[str], rows: Sequence[Iterable[object]]) -> None:
-    """Print a table for a terminal that is too narrow for its titles: each row as a list of its cells."""
+    """Print a table for a terminal that is too narrow for it: each row as a list of its cells."""
     say("")
     for row in rows:
         [first, *cells] = zip(names, map(_cell, row), strict=True)
