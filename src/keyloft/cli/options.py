@@ -79,9 +79,10 @@ def _seconds(given: str | float) -> float:
         raise typer.BadParameter("expected a number of seconds, as in 3600 or 0.5") from None
 
 
-def seconds_option(explained: str) -> Any:
+def seconds_option(explained: str, default: float | None = None) -> Any:
     """An option that takes seconds, also parts of one."""
-    return typer.Option(metavar="SECONDS", help=explained, parser=_seconds)
+    shown = explained if default is None else f"{explained} [default: {default:g}]"  # Typer would show 3600.0
+    return typer.Option(metavar="SECONDS", help=shown, parser=_seconds, show_default=False)
 
 
 def ttl_option(explained: str) -> Any:

@@ -54,7 +54,9 @@ class PluginService(Settings, frozen=True, kw_only=True):
 
     names = NATS_SETTINGS
     subjects: Annotated[str, option("PREFIX", "The subjects of the service.")] = rules.PREFIXES[0]
-    timeout: Annotated[float, seconds_option("How long to wait for an answer.")] = limits.PATIENCE_SECONDS
+    timeout: Annotated[float, seconds_option("How long to wait for an answer.", limits.PATIENCE_SECONDS)] = (
+        limits.PATIENCE_SECONDS
+    )
 
     def ask(self, plugin: str, request: Callable[["DatabaseClient"], Awaitable[T]]) -> T:
         """Connect as a client of a plugin's storage, and make requests with it; an error ends the command."""

@@ -24,7 +24,9 @@ class SemanticAccess(NamedDatabase, frozen=True, kw_only=True):
     """The semantic store: in the database, or, with --nats, of the service that answers there."""
 
     names: ClassVar[tuple[str, ...]] = ("database", "purposes", "audit_key", *NATS_SETTINGS, "semantic_prefix")
-    timeout: Annotated[float, seconds_option("How long to wait for an answer over NATS.")] = limits.PATIENCE_SECONDS
+    timeout: Annotated[float, seconds_option("How long to wait for an answer over NATS.", limits.PATIENCE_SECONDS)] = (
+        limits.PATIENCE_SECONDS
+    )
 
     def with_semantic(
         self, about: str, work: Callable[["OpenedState"], Awaitable[T]], *, argument: str = "key", make: bool = False

@@ -13,7 +13,9 @@ from keyloft.cli.terminal import counted, say, sized, table, to_json
 
 def stats(
     *,
-    soon: Annotated[float, seconds_option("Count what expires within this many seconds.")] = limits.SOON_SECONDS,
+    soon: Annotated[
+        float, seconds_option("Count what expires within this many seconds.", limits.SOON_SECONDS)
+    ] = limits.SOON_SECONDS,
     out: Output,
     database: NamedDatabase,
 ) -> None:
