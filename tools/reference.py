@@ -21,7 +21,7 @@ The public names, with their signatures and docstrings. This page is written by 
 docstrings, not the page. How to use them is in the guides for [the tuple store](../guides/TUPLE_STORE.md),
 [plugins](../guides/PLUGIN_KV_STORAGE.md) and [workflows](../guides/SEMANTIC_STORE.md).
 
-`Key` stands for `Sequence[str | bytes | int | float | bool]`: a tuple, in most cases."""
+`Key` stands for `tuple[str | bytes | int | float | bool, ...] | list[Any]`: a tuple, in most cases."""
 
 HTTP_HEAD: Final = """\
 # The HTTP API, path by path
@@ -40,7 +40,7 @@ _BEHIND: Final = {
 }
 """Classes that are reached through an attribute of a public class, and have no public name."""
 
-_KEY: Final = ("Sequence[str | bytes | int | float | bool]", "Key")
+_KEY: Final = ("tuple[str | bytes | int | float | bool, ...] | list[Any]", "Key")
 _WIDTH: Final = 100
 _SECTION: Final = re.compile(r"(Args|Returns|Raises|Example):$")
 _ITEM: Final = re.compile(r"([\w.]+): (.*)")
@@ -227,7 +227,7 @@ def _annotation(annotation: Any) -> str:
         typing.Union,
         types.UnionType,
     ):  # which Python shows as X | Y depends on its version
-        return " | ".join(map(_annotation, typing.get_args(annotation)))
+        return " | ".join(map(_annotation, typing.get_args(annotation))).replace(*_KEY)
     if annotation is types.NoneType:
         return "None"
     shown = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)

@@ -55,11 +55,17 @@ __all__ += errors.__all__
 _PACKAGES = ("admin", "plugins", "semantic")
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public package when it is first used: `keyloft.semantic`."""
-    if name in _PACKAGES:
-        return importlib.import_module(f"keyloft.{name}")
-    raise AttributeError(f"module 'keyloft' has no attribute {name!r}")
+if TYPE_CHECKING:  # with a `__getattr__`, a type checker would accept any name
+    from keyloft import admin as admin
+    from keyloft import plugins as plugins
+    from keyloft import semantic as semantic
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import a public package when it is first used: `keyloft.semantic`."""
+        if name in _PACKAGES:
+            return importlib.import_module(f"keyloft.{name}")
+        raise AttributeError(f"module 'keyloft' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
@@ -251,13 +257,13 @@ class Opening:
     def __repr__(self) -> str:
         return f"<Opening of {self._shown}, {'entered' if self._in_use else 'not open yet'}>"
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"the store is not open yet, so it has no {name}: write `async with keyloft.open(…) as kv:`, or "
-            "`kv = await keyloft.open(…)`"
-        )
-
     if not TYPE_CHECKING:  # a type checker says so by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"the store is not open yet, so it has no {name}: write `async with keyloft.open(…) as kv:`, or "
+                "`kv = await keyloft.open(…)`"
+            )
 
         def __enter__(self) -> NoReturn:
             raise TypeError(

@@ -517,7 +517,7 @@ async def test_a_wrong_argument_is_named_with_what_to_pass_instead(memory: Store
     with pytest.raises(TypeError, match="await it, then take an item"):
         unread[0]
     with pytest.raises(InvalidKey, match=r"^watched: .*watch\(key, other_key\), got a list$"):
-        memory.watch([("a",), ("b",)])  # type: ignore[list-item]
+        memory.watch([("a",), ("b",)])
     with pytest.raises(InvalidValue, match=r"^value\['x'\]: the type U64 .* only as a whole value"):
         await memory.set(("k",), {"x": U64(1)})
     with pytest.raises(InvalidArgument, match=r"^type: expected a type, got an instance of Entry$"):

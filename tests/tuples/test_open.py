@@ -101,7 +101,7 @@ async def test_an_opening_can_be_used_again_but_not_twice_at_once() -> None:
 
 def test_a_forgotten_await_is_explained() -> None:
     with pytest.raises(AttributeError, match="not open yet, so it has no set: write `async with"):
-        keyloft.open().set(("k",), 1)
+        keyloft.open().set(("k",), 1)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=["memory", "sqlite file", "postgresql", "etcd"])

@@ -9,7 +9,8 @@ import msgspec
 from pydantic import BaseModel
 
 import keyloft
-from keyloft import Children, CommitResult, Entry, EntryList, Store
+from keyloft import Children, CommitResult, Entry, EntryList, Store, SyncListing, SyncStore
+from keyloft.plugins import BotDatabase
 
 
 @dataclass
@@ -85,6 +86,46 @@ async def writes(kv: Store) -> None:
     assert_type(await kv.update(key, lambda person: Person(person.name), type=Person), Entry[Person])
     assert_type(await kv.atomic().set(key, Person("Alice"), type=Person).commit(), CommitResult)
     assert_type(kv.scoped(("people",)), Store)
+
+
+def synchronous(kv: SyncStore) -> None:
+    key = ("people", 1)
+    assert_type(kv.get(key, type=Person), Entry[Person])
+    assert_type(kv.get(key, None, type=Person).value, Person | None)
+    assert_type(kv.get_many([key], type=Person), list[Entry[Person]])
+    assert_type(kv.list(("people",), type=Person), SyncListing[Entry[Person]])
+    assert_type(kv.list(("people",), type=Person).all(), EntryList[Entry[Person]])
+    assert_type([entry.value.age for entry in kv.list(type=Person)], list[int])
+    for entries in kv.watch(key, type=Person):
+        assert_type(entries, list[Entry[Person]])
+    assert_type(kv.pop(key, None, type=Person), Entry[Person | None])
+    assert_type(kv.update(key, older, Person("Eve"), type=Person), Entry[Person])
+    kv.update(key, lambda person: person.age, type=Person)  # type: ignore[arg-type, return-value]  # pyright: ignore
+    kv.list().cursor.upper()  # type: ignore[union-attr]  # pyright: ignore
+
+
+def keys(kv: SyncStore, parts: list[str], many: list[tuple[str, int]]) -> None:
+    """A key is a tuple or a list of parts; a text is none, though it is a sequence of texts."""
+    assert_type(kv.get(parts), Entry[Any])
+    assert_type(kv.get(["people", 1]), Entry[Any])
+    assert_type(kv.get_many(many), list[Entry[Any]])
+    assert_type(kv.set_many(dict.fromkeys(many, 1)), int)
+    kv.set("people", 1)  # type: ignore[arg-type]  # pyright: ignore
+    kv.delete(b"people")  # type: ignore[arg-type]  # pyright: ignore
+    kv.scoped("people")  # type: ignore[arg-type]  # pyright: ignore
+    kv.delete_many(["people"])  # type: ignore[list-item]  # pyright: ignore
+    kv.get_many("people")  # type: ignore[arg-type]  # pyright: ignore
+    kv.watch("people")  # type: ignore[call-overload]  # pyright: ignore
+    kv.get((None,))  # type: ignore[arg-type]  # pyright: ignore
+
+
+def names() -> None:
+    """A type checker knows which names there are, also in the packages that are imported at their first use."""
+    assert_type(keyloft.plugins.BotDatabase("app.db"), BotDatabase)
+    keyloft.opened("app.db")  # type: ignore[attr-defined]  # pyright: ignore
+    keyloft.plugins.Nothing()  # type: ignore[attr-defined]  # pyright: ignore
+    keyloft.semantic.Nothing()  # type: ignore[attr-defined]  # pyright: ignore
+    keyloft.open("app.db").set(("people",), 1)  # type: ignore[attr-defined]  # pyright: ignore
 
 
 def entries(one: Entry, other: Entry[Person], opened: Awaitable[Store]) -> tuple[Entry, str]:

@@ -18,15 +18,18 @@ import math
 import struct
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from keyloft import limits
 from keyloft.errors import InvalidKey, InvalidKeyType, KeyTooLarge, Undecodable
 
 Part: TypeAlias = str | bytes | int | float | bool
 TupleKey: TypeAlias = tuple[Part, ...]
-KeyLike: TypeAlias = Sequence[Part]
-"""What callers may pass as a key: a tuple or a list of parts."""
+KeyLike: TypeAlias = TupleKey | list[Any]
+"""What callers may pass as a key: a tuple or a list of parts.
+
+Not a `Sequence`, which a text is for type checkers; and not a `list[Part]`, which no `list[str]` is.
+"""
 
 FIRST: Final = b"\x00"
 """Sorts before every key."""
@@ -70,7 +73,7 @@ def encode(key: KeyLike, name: str = "key") -> bytes:
                 break
         else:
             # The common case, only texts, is encoded at once: if no text contains 00, each 00 ends a text.
-            texts = "\x00\x02".join(key)
+            texts = "\x00\x02".join(key)  # type: ignore[arg-type]
             if texts.count("\x00") == len(key) - 1 and len(texts) <= _MOST_BETWEEN and texts.isascii():
                 return f"\x02{texts}\x00".encode()
     encoded = encode_prefix(key, name)

@@ -25,11 +25,12 @@ __all__ += ["CurrentValue", "PluginEntry", "UsedStorage"]
 
 
 # nats-py is an extra, and SQLAlchemy takes memory that a service never needs.
-__getattr__ = loader(
-    __name__,
-    DatabaseClient="keyloft.plugins.client",
-    DatabaseService="keyloft.plugins.service",
-    Event="keyloft.nats.events",
-    Login="keyloft.nats.connection",
-    PluginKVStorage="keyloft.plugins.models",
-)
+if not TYPE_CHECKING:  # with a `__getattr__`, a type checker would accept any name
+    __getattr__ = loader(
+        __name__,
+        DatabaseClient="keyloft.plugins.client",
+        DatabaseService="keyloft.plugins.service",
+        Event="keyloft.nats.events",
+        Login="keyloft.nats.connection",
+        PluginKVStorage="keyloft.plugins.models",
+    )

@@ -71,12 +71,13 @@ __all__ = [
     "shortened",
 ]
 
-__getattr__ = loader(
-    __name__,
-    Event="keyloft.nats.events",
-    Login="keyloft.nats.connection",
-    SemanticClient="keyloft.semantic.client",
-    SemanticService="keyloft.semantic.service",
-    SyncLock="keyloft.semantic.sync.helpers",
-    SyncSemanticStore="keyloft.semantic.sync.store",
-)
+if not TYPE_CHECKING:  # with a `__getattr__`, a type checker would accept any name
+    __getattr__ = loader(
+        __name__,
+        Event="keyloft.nats.events",
+        Login="keyloft.nats.connection",
+        SemanticClient="keyloft.semantic.client",
+        SemanticService="keyloft.semantic.service",
+        SyncLock="keyloft.semantic.sync.helpers",
+        SyncSemanticStore="keyloft.semantic.sync.store",
+    )
