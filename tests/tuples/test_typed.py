@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 import zoneinfo
+from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -202,6 +203,19 @@ class Account:
     age: int = 0
 
 
+@attrs.define
+class Hidden:
+    _hidden: int
+
+
+class Measured(pydantic.BaseModel):
+    value: float
+
+
+class Renamed(pydantic.BaseModel):
+    value: int = pydantic.Field(validation_alias="read", serialization_alias="written")
+
+
 def _containing_itself() -> list[object]:
     endless: list[object] = []
     endless.append(endless)
@@ -243,14 +257,33 @@ class TestTheStore:
         ("value", "wanted", "message"),
         [
             (Account("Alice", "secret"), Account, r"as Account: Expected `int`, got `str` - at `\$.age`"),  # type: ignore[arg-type]
-            (Corner(float("nan")), Corner, r"as Corner: Expected `float`, got `null` - at `\$.x`"),
+            (
+                Corner(float("nan")),
+                Corner,
+                r"value\.x: a float .* as Corner; NaN equals nothing, .*: store None, or a str",
+            ),
+            ([Corner(float("inf"))], list[Corner], r"value\[0\]\.x: a float .* neither NaN nor infinity"),
+            (float("nan"), float | None, "value: a float .* store None"),
+            (Decimal("NaN"), Decimal, "value: a Decimal .* store None"),
+            (Decimal("sNaN"), Decimal, "value: a Decimal .* store None"),
+            (Measured(value=float("inf")), Measured, r"value\.value: a float .* as Measured; .* store None"),
             (OfTypedDict, OfTypedDict, "as OfTypedDict"),
             ({"name": "x", "age": 1, "secret": 2}, Narrow, "a dict would not be read back"),
             (Account("Alice"), Missing, "a Account would not be read back equal as Missing"),
-            ({(1, 2): 3}, dict[tuple[int, int], int], "would not be read back as dict"),
+            (
+                {(1, 2): 3},
+                dict[tuple[int, int], int],
+                "value: a dict .* no dict keys of the type tuple: .* list of pairs",
+            ),
+            ({"x": [{True: 3}]}, dict[str, list[dict[bool, int]]], r"value\['x'\]\[0\]: a dict .* of the type bool"),
+            ({"x": [deque()]}, dict[str, list[Any]], r"value\['x'\]\[0\]: a deque would not .*; store a list"),
+            ([1, U64(5)], list[U64], r"value\[1\]: a U64 .* only as a whole value .* store an int"),
+            (10**5000, int, "value: a int .* more digits than Python converts: store a str, or without a type"),
+            ([Hidden(1)], list[Hidden], "missing required field `_hidden` .*no field's name may begin with _"),
+            (Renamed.model_validate({"read": 5}), Renamed, r"missing at \['read'\]; .*: give it one alias for both"),
             ((1, 2), list[int], "a tuple would not be read back equal"),
             (Color.RED, str, "a Color would not be read back equal as str"),
-            (object(), object, "Objects of type object can't be stored"),
+            (object(), object, "value: a object would not .*: store a dataclass"),
             (OfPydantic.model_construct(when="secret"), OfPydantic, "would not be read back as OfPydantic: "),
             (Picture(data=b"", taken=datetime.now(UTC)), Account, "would not be read back as Account: "),
             ("\ud800", str, "would not be read back as str: it holds a lone surrogate, which is not Unicode text"),

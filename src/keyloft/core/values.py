@@ -6,6 +6,7 @@ are the one exception: they are stored as lists, and read back as lists.
 """
 
 import base64
+import collections
 import datetime
 import decimal
 import enum
@@ -281,17 +282,24 @@ def _plain_scalar(value: object, around: list[_Container], ints: "_LongInts") ->
     what = f"{_path(around)}: the type {type(value).__name__}"
     if inspect.isawaitable(value):
         raise InvalidValueType(f"{what} is not a value: await it, and store what it returns")
-    cure = next(cure for kinds, cure in _CURES if isinstance(value, kinds))
     raise InvalidValueType(
-        f"{what} would not be read back equal; {cure}. The tuple store also takes typed objects, with datetimes, sets "
-        "and bytes in them: set(key, value, type=…)"
+        f"{what} would not be read back equal; {cure_of(value)}. The tuple store also takes typed objects, with "
+        "datetimes, sets and bytes in them: set(key, value, type=…)"
     )
+
+
+_OF_OTHERS: Final = "JSON has None, bool, int, float, str, list, and dict with str keys"
+
+
+def cure_of(value: object, otherwise: str = _OF_OTHERS) -> str:
+    """What to store instead of a value that JSON does not have, for messages."""
+    return next((cure for kinds, cure in _CURES if isinstance(value, kinds)), otherwise)
 
 
 _CURES: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
     ((datetime.date, datetime.time), "store its .isoformat()"),
     ((datetime.timedelta,), "store its .total_seconds()"),
-    ((set, frozenset), "store a list"),
+    ((set, frozenset, collections.deque), "store a list"),
     (
         (bytes, bytearray, memoryview),
         "bytes are stored only as a whole value of the tuple store; in JSON, store text in base64",
@@ -299,7 +307,6 @@ _CURES: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
     ((U64,), "a U64 is stored only as a whole value of the tuple store; in JSON, store an int"),
     ((enum.Enum,), "store its .value"),
     ((decimal.Decimal, uuid.UUID, pathlib.PurePath), "store it as a str"),
-    ((object,), "JSON has None, bool, int, float, str, list, and dict with str keys"),
 )
 """What to store instead of a value that JSON does not have, by its type; the first that fits."""
 

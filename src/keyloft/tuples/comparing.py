@@ -5,8 +5,10 @@ A dataclass may have fields with `compare=False`, an attrs class with `eq=False`
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +19,11 @@ from keyloft.core.values import shown_place
 _WHOLE: Final = frozenset({str, int, bool, float, bytes, type(None)})
 """Types whose `==` compares all there is."""
 _MINUTE: Final = timedelta(minutes=1)
-_OF_TYPES: Final = "the type must have all that the value holds, and compare by content, as a dataclass does"
+_OF_TYPES: Final = (
+    "the type must have all that the value holds, leave it as it is when an object is made, and compare by content, as "
+    "a dataclass does"
+)
+_OF_NUMBERS: Final = "NaN equals nothing, and JSON has neither NaN nor infinity: store None, or a str"
 _OF_TIMES: Final = (
     "it is in an hour that its time zone repeats or skips; it is read back with an offset instead of the zone, and "
     "Python never calls the two equal: store .astimezone(datetime.UTC)"
@@ -41,7 +47,7 @@ class Difference(msgspec.Struct, frozen=True):
 def difference(value: Any, copy: Any, path: str = "value") -> Difference | None:
     """The first difference between a value and a copy of it; None if all of it is equal."""
     if type(value) is not type(copy) or type(value) in _WHOLE:
-        return None if value == copy else Difference(path, type(value).__name__)
+        return None if value == copy else Difference(path, type(value).__name__, cure_of_number(value) or _OF_TYPES)
     if isinstance(value, (list, tuple)):
         if len(value) != len(copy):
             return Difference(path, type(value).__name__)
@@ -53,7 +59,7 @@ def difference(value: Any, copy: Any, path: str = "value") -> Difference | None:
             return found
         return _difference_of_items(value, [*value.values()], [copy[name] for name in value], path)
     kind: Any = type(value)
-    for name in _fields(kind):
+    for name in fields_of(kind):
         field, other = getattr(value, name, None), getattr(copy, name, None)
         if type(field) is type(other) and type(field) in _WHOLE and field == other:
             continue  # most fields
@@ -63,8 +69,18 @@ def difference(value: Any, copy: Any, path: str = "value") -> Difference | None:
         cure = _lost_of_time(value, copy)
         return None if cure is None else Difference(path, kind.__name__, cure)
     if value != copy:
-        return Difference(path, kind.__name__)
+        return Difference(path, kind.__name__, cure_of_number(value) or _OF_TYPES)
     return _difference_of_keys(value, copy, path) if isinstance(value, (set, frozenset)) else None
+
+
+def cure_of_number(value: object) -> str | None:
+    """What to do about a float or a Decimal that can't be stored; None for any other value.
+
+    An infinite Decimal is stored as a text.
+    """
+    if isinstance(value, Decimal):
+        return _OF_NUMBERS if value.is_nan() else None
+    return _OF_NUMBERS if isinstance(value, float) and not math.isfinite(value) else None
 
 
 def _difference_of_keys(value: Iterable[Any], copy: Iterable[Any], path: str) -> Difference | None:
@@ -109,7 +125,7 @@ def _is_repeated(value: datetime, copy: datetime) -> bool:
 
 
 @functools.lru_cache(limits.TYPES_REMEMBERED)
-def _fields(kind: Any) -> tuple[str, ...]:
+def fields_of(kind: Any) -> tuple[str, ...]:
     """The names of the fields that a class declares."""
     if issubclass(kind, msgspec.Struct):
         return tuple(kind.__struct_fields__)

@@ -17,6 +17,7 @@ from keyloft.core import json_text, values
 from keyloft.core.values import BYTES, COUNTER, JSON, U64, Encoding
 from keyloft.errors import InvalidArgument, InvalidValue, InvalidValueType, Undecodable, WrongType
 from keyloft.tuples.comparing import Difference, difference
+from keyloft.tuples.refusals import refused_part
 
 _PLAIN: Final[dict[Any, Encoding]] = {bytes: BYTES, U64: COUNTER}
 """Types that the tuple store holds in an encoding of their own."""
@@ -25,6 +26,7 @@ _MODULES_OF_TYPES: Final = frozenset({"typing", "typing_extensions", "types"})
 _NAMES_TYPES_ONLY: Final = re.compile(
     r"Expected `|Object (missing required|contains unknown) field |(Encoding o|O)bjects of type "
 )
+_OF_ALIASES: Final = "it nests too deep, as a type alias does that contains itself; a class may contain itself"
 
 
 class JsonForm(Protocol):
@@ -55,14 +57,17 @@ class Codec:
         try:
             data, differs = json_text.on_any_stack(self._write, value)
         except Exception as error:  # also of the type's own methods
+            part = refused_part(value, self._form.write if isinstance(self._form, _MsgspecForm) else None)
             kind = InvalidValueType if isinstance(error, TypeError) else InvalidValue
-            raise kind(f"value: would not be read back as {self._name}{_reason(error)}") from None
+            reason = f"value: would not be read back as {self._name}{_reason(error)}{_cure(error)}"
+            raise kind(reason if part is None else self._shown_difference(part)) from None
         if differs is not None:
-            raise InvalidValue(
-                f"{differs.path}: a {differs.kind} would not be read back equal as {self._name}; {differs.cure}"
-            )
+            raise InvalidValue(self._shown_difference(differs))
         values.check_json(data, limit)
         return data, JSON
+
+    def _shown_difference(self, found: Difference) -> str:
+        return f"{found.path}: a {found.kind} would not be read back equal as {self._name}; {found.cure}"
 
     def decode(self, data: bytes, encoding: int) -> Any:
         """The value of its stored form.
@@ -146,7 +151,8 @@ def _new_codec(wanted: Any) -> Codec:
     except Exception as error:  # NameError for a type that is not defined yet; TypeError for most others
         if _names_pydantic(wanted):  # it takes unions of several models, which msgspec can't tell from each other
             return Codec(wanted, _pydantic_form(wanted))
-        raise InvalidArgument(f"type: values of {_shown(wanted)} can't be stored: {error}") from None
+        reason = _OF_ALIASES if isinstance(error, RecursionError) else error
+        raise InvalidArgument(f"type: values of {_shown(wanted)} can't be stored: {reason}") from None
 
 
 def _names_pydantic(wanted: Any) -> bool:
@@ -232,9 +238,9 @@ def _with_base64(node: Any) -> tuple[Any, bool]:
     return copy, holds_bytes
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Any) -> str:
     """Why a value does not fit a type, for messages: where, and which type is expected, but never the value."""
-    if hasattr(error, "errors") and hasattr(error, "error_count"):  # pydantic's
+    if _is_of_pydantic(error):
         [first, *_] = error.errors(include_url=False, include_context=False, include_input=False)
         where = "".join([f"[{part!r}]" for part in first["loc"]])
         return f": {first['type'].replace('_', ' ')}{f' at {where}' if where else ''}"
@@ -249,6 +255,19 @@ def _reason(error: Exception) -> str:
         _, at, path = text.rpartition(" - at ")
         return f": a wrong value{at}{path if at else ''}"
     return f": {type(error).__name__}"
+
+
+def _cure(error: Any) -> str:
+    """What to do if a value can't be read back from what was just written, for messages; often the reason says it."""
+    if isinstance(error, msgspec.ValidationError) and "missing required field `_" in str(error):
+        return "; in an attrs class, no field's name may begin with _"
+    if _is_of_pydantic(error) and error.errors(include_input=False)[0]["type"] == "missing":
+        return "; every field must be set, and must be written by a name that it is read by: give it one alias for both"
+    return ""
+
+
+def _is_of_pydantic(error: Any) -> bool:
+    return hasattr(error, "errors") and hasattr(error, "error_count")
 
 
 def _shown(wanted: Any) -> str:
