@@ -2,10 +2,12 @@
 
 import asyncio
 import copy
+import gc
 import os
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,25 @@ async def test_an_opening_can_be_used_again_but_not_twice_at_once() -> None:
             await kv.set(("k",), 1)
             with pytest.raises(InvalidArgument, match="entered already"):
                 await opening.__aenter__()
+
+
+def test_a_store_that_was_never_closed_leaves_no_thread_behind_once_its_event_loop_has_ended() -> None:
+    async def write() -> list[threading.Thread]:
+        before = {*threading.enumerate()}
+        kv = await keyloft.open("app.db")
+        await kv.set(("k",), 1)
+        return [*{*threading.enumerate()} - before]
+
+    threads = asyncio.run(write())
+    assert threads, "a file has a thread that writes"
+    for thread in threads:
+        for _ in range(100):
+            gc.collect()  # again, because the thread's last job may have been under way
+            thread.join(0.1)
+            if not thread.is_alive():
+                break
+        else:
+            raise AssertionError(f"{thread.name} is left")
 
 
 def test_a_forgotten_await_is_explained() -> None:

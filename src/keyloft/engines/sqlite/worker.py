@@ -16,7 +16,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        threading.Thread(target=_run, args=(self._jobs,), name=name, daemon=True).start()
 
     def submit(self, job: Callable[[], T], done: Callable[[T], None]) -> None:
         """Run a job that doesn't raise, then call `done` with its result on the event loop."""
@@ -43,11 +43,8 @@ class Worker:
             self._jobs.put(last)
         self._jobs.put(None)
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            # Otherwise what the job refers to would be freed with the next job, at once, while the event loop waits.
-            del job
+    def __del__(self) -> None:
+        self.stop()  # the thread of a store that was dropped without being closed
 
     def _report(self, done: Callable[[T], None], result: T) -> None:
         try:
@@ -56,3 +53,11 @@ class Worker:
             # If the event loop has ended without closing the store, there are no callers left.
             if not self._loop.is_closed():
                 raise
+
+
+def _run(jobs: SimpleQueue[Callable[[], object] | None]) -> None:
+    """Do the jobs; the thread does not refer to the worker, which can be freed with the store that it belongs to."""
+    while (job := jobs.get()) is not None:
+        job()
+        # Otherwise what the job refers to would be freed with the next job, at once, while the event loop waits.
+        del job
