@@ -146,6 +146,24 @@ class TestDiskcache:
         assert (await admin.import_from("diskcache", tmp_path / "shards", app)).new == 20
         assert await stored(app) == {(number,): str(number) for number in range(20)}
 
+    async def test_the_caches_within_a_fanout_cache_are_named_and_can_be_imported_by_themselves(
+        self, tmp_path: Path, app: Path
+    ) -> None:
+        with diskcache.FanoutCache(str(tmp_path / "all"), shards=2) as shards:
+            shards["k"] = "v"
+            shards.cache("users/new")["alice"] = 1
+            shards.deque("jobs").append("first")
+            shards.index("names")["a"] = "b"
+        report = await refused("diskcache", tmp_path / "all", app)
+        assert (report.new, report.refused) == (1, 3)
+        assert report.refusals == tuple(
+            f"'{name}': is a folder of its own within this one: import it by itself, under a prefix of its own"
+            for name in ("cache/users/new", "deque/jobs", "index/names")
+        )
+        done = await admin.import_from("diskcache", tmp_path / "all" / "cache/users/new", app, prefix=("users",))
+        assert done.new == 1
+        assert await stored(app) == {("k",): "v", ("users", "alice"): 1}
+
     async def test_a_file_outside_of_the_folder_is_not_read(self, tmp_path: Path, app: Path) -> None:
         (tmp_path / "secret").write_text("secret")
         with diskcache.Cache(str(tmp_path / "cache")) as cache:

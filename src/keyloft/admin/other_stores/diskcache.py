@@ -15,6 +15,8 @@ from keyloft.core.schema import LAST_MOMENT
 from keyloft.errors import InvalidArgument
 
 _FILE: Final = "cache.db"
+_INNER: Final = ("cache", "deque", "index")
+"""Folders in which a FanoutCache keeps caches, deques and indexes that have names."""
 _ROWS: Final = "SELECT key, raw, expire_time, mode, filename, value FROM Cache ORDER BY rowid"
 _RAW, _BINARY, _TEXT, _PICKLE = 1, 2, 3, 4
 """How a value is stored, in the column `mode`."""
@@ -33,6 +35,11 @@ def read(folder: Path, unpickle: Unpickle, table: str | None) -> Iterator[Foreig
         raise InvalidArgument(f"{folder} is not a folder of diskcache: it has no {_FILE}")
     for shard in shards:
         yield from _read_shard(shard, unpickle)
+    for inner in sorted(file.parent for kind in _INNER for file in (folder / kind).rglob(_FILE)):
+        shown = shown_key(inner.relative_to(folder).as_posix())
+        yield RefusedEntry(
+            shown, "is a folder of its own within this one: import it by itself, under a prefix of its own"
+        )
 
 
 def _read_shard(folder: Path, unpickle: Unpickle) -> Iterator[ForeignEntry | RefusedEntry]:
