@@ -251,11 +251,13 @@ asyncio.run(main())
     assert done.returncode == 0, done.stderr
 
 
-async def test_a_store_can_t_be_copied_and_the_message_says_what_to_do() -> None:
+async def test_neither_a_store_nor_a_list_of_it_can_be_copied_and_the_message_says_what_to_do() -> None:
     """`multiprocessing` pickles the arguments of a process that it spawns."""
     with keyloft.open_sync() as sync:
         async with keyloft.open() as kv:
-            for store in (kv, sync, kv.scoped(("a",)), sync.scoped(("a",)), kv.watch(("a",))):
+            stores = (kv, sync, kv.scoped(("a",)), sync.scoped(("a",)), kv.watch(("a",)))
+            of_stores = (kv.list(), sync.list(), kv.children(), kv.atomic(), sync.atomic())
+            for store in (*stores, *of_stores):
                 for copied in (pickle.dumps, copy.copy, copy.deepcopy):
                     with pytest.raises(TypeError, match=r"can't be copied or passed to another process: open the data"):
                         copied(store)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from keyloft import limits
+from keyloft.core.closing import NoCopies
 from keyloft.core.lazy import LazyList
 from keyloft.errors import Closed, InvalidArgument
 
@@ -89,7 +90,7 @@ class Driver(Protocol):
         """End what runs in the background. A second call does nothing."""
 
 
-class Driven(Generic[I]):
+class Driven(NoCopies, Generic[I]):
     """The base of a synchronous object, which has an asynchronous one and runs its methods."""
 
     def __init__(self, inner: I, driver: Driver) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from keyloft import limits
-from keyloft.core.closing import AsyncClosing
+from keyloft.core.closing import AsyncClosing, NoCopies
 from keyloft.core.engine import Engine, shown
 from keyloft.core.records import NO_LIMIT
 from keyloft.errors import InvalidArgument
@@ -29,7 +29,7 @@ def check_limit(limit: object, default: int = NO_LIMIT, most: int = NO_LIMIT) ->
     return limit
 
 
-class LazyList(Generic[T]):
+class LazyList(NoCopies, Generic[T]):
     """A list to await as a whole, or to iterate with `async for`. Subclasses name their items and yield them."""
 
     what: str

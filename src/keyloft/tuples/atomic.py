@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.core import keys
+from keyloft.core.closing import NoCopies
 from keyloft.core.engine import Engine, Verdict
 from keyloft.core.keys import KeyLike, TupleKey
 from keyloft.core.own_commits import note_commit
@@ -55,7 +56,7 @@ class CommitResult(Struct, frozen=True):
         return self.ok
 
 
-class Atomic:
+class Atomic(NoCopies):
     """Collects checks and writes; `commit` writes all of it or nothing.
 
     Example:
