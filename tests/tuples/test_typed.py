@@ -285,6 +285,18 @@ class TestTheStore:
             (Color.RED, str, "a Color would not be read back equal as str"),
             (object(), object, "value: a object would not .*: store a dataclass"),
             (OfPydantic.model_construct(when="secret"), OfPydantic, "would not be read back as OfPydantic: "),
+            ({1}, Any, "value: a set .* as Any; it is read back as a list: the type must say what stands there"),
+            (
+                Album(Picture.model_construct(), {}),
+                Album,
+                r"as Album: missing at \['data'\] - at `\$\.cover`; .*must be set",
+            ),
+            (time(1, fold=1), time, r"value: a time .*: store \.replace\(fold=0\)"),
+            (
+                time(1, tzinfo=timezone(timedelta(seconds=1))),
+                time,
+                "value: a time .* whole minutes: store a time in UTC",
+            ),
             (Picture(data=b"", taken=datetime.now(UTC)), Account, "would not be read back as Account: "),
             ("\ud800", str, "would not be read back as str: it holds a lone surrogate, which is not Unicode text"),
             (_containing_itself(), list, "would not be read back as list: it nests too deep, or contains itself"),
@@ -347,6 +359,12 @@ class TestTheStore:
         assert "secret" not in str(no.value)
         with pytest.raises(WrongType, match=r"can't be read as Picture: missing at \['data'\]"):
             await kv.get(("users", 3), type=Picture)
+        await kv.set(("albums", 1), {"cover": {"data": "", "taken": "secret"}, "pictures": {}})
+        with pytest.raises(
+            WrongType, match=r"can't be read as Album: datetime .* at \['taken'\] - at `\$.cover`"
+        ) as no:
+            await kv.get(("albums", 1), type=Album)
+        assert "secret" not in str(no.value)
         with pytest.raises(WrongType):
             await kv.pop(("users", 2), type=Account)
         assert await kv.count(("users",)) == 3

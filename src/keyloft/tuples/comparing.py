@@ -29,10 +29,12 @@ _OF_TIMES: Final = (
     "Python never calls the two equal: store .astimezone(datetime.UTC)"
 )
 _OF_FOLDS: Final = "fold=1 is not read back without a time zone: store .astimezone(datetime.UTC)"
+_OF_FOLDS_OF_TIMES: Final = "fold=1 is not read back without a time zone: store .replace(fold=0)"
 _OF_ZONES: Final = (
     "a time without a date has no offset in that zone, and is read back without the zone: store a datetime"
 )
 _OF_OFFSETS: Final = "an offset is read back in whole minutes: store .astimezone(datetime.UTC)"
+_OF_OFFSETS_OF_TIMES: Final = "an offset is read back in whole minutes: store a time in UTC"
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -47,7 +49,7 @@ class Difference(msgspec.Struct, frozen=True):
 def difference(value: Any, copy: Any, path: str = "value") -> Difference | None:
     """The first difference between a value and a copy of it; None if all of it is equal."""
     if type(value) is not type(copy) or type(value) in _WHOLE:
-        return None if value == copy else Difference(path, type(value).__name__, cure_of_number(value) or _OF_TYPES)
+        return None if value == copy else Difference(path, type(value).__name__, _cure(value, copy))
     if isinstance(value, (list, tuple)):
         if len(value) != len(copy):
             return Difference(path, type(value).__name__)
@@ -71,6 +73,14 @@ def difference(value: Any, copy: Any, path: str = "value") -> Difference | None:
     if value != copy:
         return Difference(path, kind.__name__, cure_of_number(value) or _OF_TYPES)
     return _difference_of_keys(value, copy, path) if isinstance(value, (set, frozenset)) else None
+
+
+def _cure(value: object, copy: object) -> str:
+    if (cure := cure_of_number(value)) is not None:
+        return cure
+    if type(value) is type(copy):
+        return _OF_TYPES
+    return f"it is read back as a {type(copy).__name__}: the type must say what stands there"
 
 
 def cure_of_number(value: object) -> str | None:
@@ -108,14 +118,16 @@ def _lost_of_time(value: datetime | time, copy: datetime | time) -> str | None:
     """What to do about a part of a time that is not read back; `==` leaves out a fold, and the zone of some times."""
     offset = value.utcoffset()
     if value.tzinfo is None and value.fold:
-        return _OF_FOLDS
+        return _OF_FOLDS if isinstance(value, datetime) else _OF_FOLDS_OF_TIMES
     if offset is None and value.tzinfo is not None and copy.tzinfo is None:
         return _OF_ZONES
     if value == copy:
         return None
     if isinstance(value, datetime) and isinstance(copy, datetime) and _is_repeated(value, copy):
         return _OF_TIMES
-    return _OF_OFFSETS if offset is not None and offset % _MINUTE else _OF_TYPES
+    if offset is None or not offset % _MINUTE:
+        return _OF_TYPES
+    return _OF_OFFSETS if isinstance(value, datetime) else _OF_OFFSETS_OF_TIMES
 
 
 def _is_repeated(value: datetime, copy: datetime) -> bool:

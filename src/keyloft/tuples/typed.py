@@ -253,7 +253,8 @@ def _reason(error: Any) -> str:
         return f": {text}"
     if isinstance(error, msgspec.ValidationError):
         _, at, path = text.rpartition(" - at ")
-        return f": a wrong value{at}{path if at else ''}"
+        inner = _reason(error.__cause__) if _is_of_pydantic(error.__cause__) else ": a wrong value"
+        return f"{inner}{at}{path if at else ''}"
     return f": {type(error).__name__}"
 
 
@@ -261,7 +262,8 @@ def _cure(error: Any) -> str:
     """What to do if a value can't be read back from what was just written, for messages; often the reason says it."""
     if isinstance(error, msgspec.ValidationError) and "missing required field `_" in str(error):
         return "; in an attrs class, no field's name may begin with _"
-    if _is_of_pydantic(error) and error.errors(include_input=False)[0]["type"] == "missing":
+    of_model = error if _is_of_pydantic(error) else error.__cause__
+    if _is_of_pydantic(of_model) and of_model.errors(include_input=False)[0]["type"] == "missing":
         return "; every field must be set, and must be written by a name that it is read by: give it one alias for both"
     return ""
 
