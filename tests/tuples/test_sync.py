@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from keyloft import Closed, InvalidArgument, ManualClock, Store, SyncStore
 from keyloft.core.drivers import LoopThread
 from keyloft.core.driving import run_to_end
 from keyloft.core.records import Expired, Space
+from keyloft.engines.sqlite.inherited import identity
 from keyloft.errors import ReentrantCall
 from keyloft.semantic import SyncSemanticStore
 from keyloft.semantic.sync.workflows import SyncCheckpoint, SyncDeadLetters, SyncFlags, SyncIndexVersion
@@ -230,6 +232,85 @@ def test_what_a_signal_handler_raises_reaches_the_interrupted_caller(in_memory: 
                 call()
             assert not kv.get(("k",)).exists
         kv.set(("k",), 1)
+
+
+class Signalling(dict[str, int]):
+    """A value whose comparison is interrupted by a signal, once."""
+
+    signals = 1
+
+    def __eq__(self, other: object) -> bool:
+        if self.signals:
+            self.signals = 0
+            signal.raise_signal(signal.SIGUSR1)
+        return super().__eq__(other)
+
+    __hash__ = None
+
+
+@dataclass
+class Slow:
+    """A type whose objects take a while to make: a signal comes meanwhile, once."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number in signals_to_come:
+            signals_to_come.remove(self.number)
+            signal.raise_signal(signal.SIGUSR1)
+
+
+class SignallingPath:
+    """A path whose reader is interrupted by a signal."""
+
+    def __fspath__(self) -> str:
+        signal.raise_signal(signal.SIGUSR1)
+        return "app.db"
+
+
+signals_to_come: set[int] = set()
+
+
+@pytest.fixture
+def _handler_that_raises() -> Iterator[None]:
+    def give_up(*_: object) -> None:
+        raise TimeoutError("the handler's")
+
+    before = signal.signal(signal.SIGUSR1, give_up)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("_handler_that_raises")
+def test_what_a_signal_handler_raises_while_a_value_is_encoded_or_decoded_reaches_the_caller() -> None:
+    with keyloft.open_sync() as kv:
+        calls: list[Callable[[], object]] = [
+            lambda: kv.set(("k",), Signalling(a=1)),
+            lambda: kv.set(("k",), slow, type=Slow),
+            lambda: kv.get(("slow",), type=Slow),
+        ]
+        slow = Slow(1)
+        kv.set(("slow",), slow, type=Slow)
+        for call in calls:
+            signals_to_come.add(1)
+            with pytest.raises(TimeoutError, match="the handler's"):
+                call()
+            signals_to_come.clear()
+        assert not kv.get(("k",)).exists
+        assert kv.get(("slow",), type=Slow).value == slow
+        for value in ({"a": {1}}, Slow(1)):
+            with pytest.raises(keyloft.InvalidValue):
+                kv.set(("k",), value)
+
+
+@pytest.mark.usefixtures("_handler_that_raises")
+def test_what_a_signal_handler_raises_while_a_file_is_looked_for_is_not_taken_for_its_absence(tmp_path: Path) -> None:
+    path, interrupted = tmp_path / "app.db", SignallingPath()
+    path.touch()
+    with pytest.raises(TimeoutError, match="the handler's"):
+        identity(interrupted)  # type: ignore[arg-type]
+    assert identity(str(path)) is not None
+    assert identity(str(tmp_path / "none")) is None
 
 
 def test_an_interrupted_write_that_another_thread_commits_is_decided_when_its_caller_goes_on(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import msgspec
 
 from keyloft import limits
 from keyloft.core import integers, json_text
+from keyloft.core.interrupts import raised_by_a_handler
 from keyloft.core.keys import InnerKey
 from keyloft.errors import InvalidValue, InvalidValueType, Undecodable, ValueTooLarge
 
@@ -147,7 +148,9 @@ def encode_json(value: object, limit: int, most_levels: int = limits.VALUE_DEPTH
     try:
         data = _to_json(value)
         faithful = (_from_json(data) if len(data) < _MUCH else read_json(_from_json, data)) == value
-    except Exception:  # a value's own __eq__ may raise anything
+    except Exception as error:  # a value's own __eq__ may raise anything
+        if raised_by_a_handler(error, lambda: _from_json(_to_json(value)) == value):
+            raise
         faithful = False
     if not faithful or compared != _u64_comparisons:
         # Slow and exact: accepts tuples and very long ints, and explains what is wrong with other values.

@@ -14,6 +14,7 @@ import msgspec
 
 from keyloft import limits
 from keyloft.core import json_text, values
+from keyloft.core.interrupts import raised_by_a_handler
 from keyloft.core.values import BYTES, COUNTER, JSON, U64, Encoding
 from keyloft.errors import InvalidArgument, InvalidValue, InvalidValueType, Undecodable, WrongType
 from keyloft.tuples.comparing import Difference, difference
@@ -57,6 +58,8 @@ class Codec:
         try:
             data, differs = json_text.on_any_stack(self._write, value)
         except Exception as error:  # also of the type's own methods
+            if raised_by_a_handler(error, lambda: json_text.on_any_stack(self._write, value)):
+                raise
             part = refused_part(value, self._form.write if isinstance(self._form, _MsgspecForm) else None)
             kind = InvalidValueType if isinstance(error, TypeError) else InvalidValue
             reason = f"value: would not be read back as {self._name}{_reason(error)}{_cure(error)}"
@@ -82,6 +85,8 @@ class Codec:
         except RecursionError:
             raise  # the caller's stack is used up
         except Exception as error:  # also of the type's own methods
+            if not encoding and raised_by_a_handler(error, lambda: json_text.on_any_stack(self._read, data)):
+                raise
             if not encoding:
                 values.decode_json(data)  # raises if it is damaged
             reason = _reason(error)

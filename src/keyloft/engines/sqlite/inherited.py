@@ -43,7 +43,9 @@ def identity(path: str) -> tuple[int, int] | None:
     """Device and inode of the file that a path names; None if there is none."""
     try:
         found = Path(path).stat()
-    except OSError:
+    except OSError as error:
+        if error.errno is None:
+            raise  # a TimeoutError, for example, that a signal's handler has raised
         return None
     return found.st_dev, found.st_ino
 
