@@ -288,9 +288,11 @@ def test_what_a_signal_handler_raises_while_a_value_is_encoded_or_decoded_reache
             lambda: kv.set(("k",), Signalling(a=1)),
             lambda: kv.set(("k",), slow, type=Slow),
             lambda: kv.get(("slow",), type=Slow),
+            lambda: kv.list(("many",), type=Slow).all(),
         ]
         slow = Slow(1)
         kv.set(("slow",), slow, type=Slow)
+        kv.set_many({("many", number): Slow(number) for number in range(3)}, type=Slow)
         for call in calls:
             signals_to_come.add(1)
             with pytest.raises(TimeoutError, match="the handler's"):

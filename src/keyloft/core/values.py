@@ -16,7 +16,7 @@ import math
 import pathlib
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -194,7 +194,7 @@ def _from_json_with_long_ints(data: bytes) -> Any:
     return json.loads(data.decode(), parse_int=integers.parse, parse_float=_finite, parse_constant=_finite)
 
 
-def decode_json_many(many: Iterable[bytes]) -> list[Any]:
+def decode_json_many(many: Sequence[bytes]) -> list[Any]:
     """The values of several JSON texts."""
     try:
         return list(map(_from_json, many))

@@ -7,7 +7,7 @@ A value is read back before it is stored, and refused unless that gives an equal
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Final, Protocol, get_args, get_origin
 
 import msgspec
@@ -99,7 +99,7 @@ class Codec:
     def _read(self, data: bytes) -> Any:
         return values.read_json(self._form.read, data)
 
-    def decode_json_many(self, many: Iterable[bytes]) -> list[Any]:
+    def decode_json_many(self, many: Sequence[bytes]) -> list[Any]:
         """The values of several JSON texts.
 
         Raises:
@@ -107,7 +107,9 @@ class Codec:
         """
         try:
             return list(map(self._form.read, many))
-        except Exception:
+        except Exception as error:
+            if raised_by_a_handler(error, lambda: list(map(self._form.read, many))):
+                raise
             raise Undecodable("a stored value does not fit") from None
 
 
@@ -128,7 +130,7 @@ class _PlainCodec(Codec):
             raise WrongType(f"is not {self._name}; without a type it can be read as it is")
         return values.decode(data, encoding)
 
-    def decode_json_many(self, many: Iterable[bytes]) -> list[Any]:
+    def decode_json_many(self, many: Sequence[bytes]) -> list[Any]:
         raise Undecodable("a stored value does not fit")
 
 
@@ -156,6 +158,8 @@ def _new_codec(wanted: Any) -> Codec:
     except Exception as error:  # NameError for a type that is not defined yet; TypeError for most others
         if _names_pydantic(wanted):  # it takes unions of several models, which msgspec can't tell from each other
             return Codec(wanted, _pydantic_form(wanted))
+        if raised_by_a_handler(error, lambda: _MsgspecForm(wanted)):
+            raise
         reason = _OF_ALIASES if isinstance(error, RecursionError) else error
         raise InvalidArgument(f"type: values of {_shown(wanted)} can't be stored: {reason}") from None
 
