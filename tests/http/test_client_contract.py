@@ -56,6 +56,7 @@ THE_CHANGE_LOG: Final = (
     "test_an_entry_that_one_batch_puts_and_touches_is_logged_as_put",
     "test_who_follows_the_log_from_a_version_gets_an_entry_that_a_long_batch_puts_and_touches",
     "test_who_follows_a_long_commit_in_slices_gets_expiries_after_the_puts_that_they_end",
+    "test_who_follows_the_log_and_is_ended_again_and_again_learns_of_expiries_that_are_not_swept",
 )
 WHAT_HAS_EXPIRED: Final = (
     "test_due_gives_what_expired_after_a_moment_and_what_is_next",

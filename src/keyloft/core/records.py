@@ -156,9 +156,13 @@ class DuePage(Struct, frozen=True, gc=False):
     """Keys whose entries have expired."""
 
     keys: Sequence[Key]
+    expired_at: Sequence[int]
+    """When each of them expired, in milliseconds."""
     up_to: int
     """All entries that expired up to this moment are included. If these are all, it is the time of the read, which is
     before `after` if the clock was set back."""
+    version: int
+    """The version of the last commit that was seen."""
     is_last: bool
     """Whether these are all expired entries."""
     next_expiry: int | None
@@ -220,6 +224,8 @@ class LogSlice(Struct, frozen=True, gc=False):
     """Whether the log ends with this slice."""
     began: int
     """The time of the version after which the slice begins, in milliseconds."""
+    ended: int
+    """The time of the version with which it ends."""
 
 
 class Now(Struct, frozen=True, gc=False):

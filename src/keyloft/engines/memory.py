@@ -219,7 +219,7 @@ class MemoryEngine(ClosableEngine):
             case records.Expired():
                 return [replace(table.records[key], value=b"") for key in table.due(now, ask.limit)]
             case records.Due():
-                return table.due_after(ask, now)
+                return table.due_after(ask, now, self._version)
 
     def _usage(self, ask: records.Usage, now: int) -> records.UsageSlice:
         found = list(islice(self._tables[Space.PLUGINS].behind(ask.after), ask.limit))
@@ -268,15 +268,16 @@ class _ChangeLog:
         end = after if after.version >= oldest.version else LogPosition(oldest.version)
         at_row = first if after.part != records.WHOLE else first + 1
         skipped = after.part if after.part != records.WHOLE else 0
+        ended = self._rows[first].at
         for row in islice(self._rows, at_row, None):
             some = row.changes[skipped : skipped + limits.MEMORY_SLICE_CHANGES - len(changes)]
             changes += some
             skipped += len(some)
             end = LogPosition(row.version) if skipped == len(row.changes) else LogPosition(row.version, skipped)
-            skipped = 0
+            skipped, ended = 0, row.at
             if len(changes) >= limits.MEMORY_SLICE_CHANGES:
                 break
-        return records.LogSlice(changes, end, end == LogPosition(latest), self._rows[first].at)
+        return records.LogSlice(changes, end, end == LogPosition(latest), self._rows[first].at, ended)
 
 
 class _SortedRecords:
@@ -314,13 +315,15 @@ class _SortedRecords:
         """The keys that have expired, longest overdue first."""
         return [key for _, key in islice(self._expiring(0, now), limit)]
 
-    def due_after(self, ask: records.Due, now: int) -> records.DuePage:
+    def due_after(self, ask: records.Due, now: int, version: int) -> records.DuePage:
         some = list(islice(self._expiring(ask.after + 1, now), ask.limit + 1))
         if len(some) > ask.limit:
             up_to = some[ask.limit - 1][0]
-            return records.DuePage([key for _, key in self._expiring(ask.after + 1, up_to)], up_to, False, None)
+            some = list(self._expiring(ask.after + 1, up_to))
+            return records.DuePage([key for _, key in some], [at for at, _ in some], up_to, version, False, None)
         upcoming = next(self._expiries.ascending((now + 1,)), None)
-        return records.DuePage([key for _, key in some], now, True, None if upcoming is None else upcoming[0])
+        next_expiry = None if upcoming is None else upcoming[0]
+        return records.DuePage([key for _, key in some], [at for at, _ in some], now, version, True, next_expiry)
 
     def _expiring(self, first: int, last: int) -> Iterator[tuple[int, Key]]:
         """The entries that expire from one moment to another, both included."""

@@ -91,12 +91,13 @@ class Layout:
         """SQL: the time in a column, as `page` and `due_page` take it."""
         return self.milliseconds(column)
 
-    def due_page(self, rows: Sequence[Row], next_expiry: Any, ask: Due, now: int) -> DuePage:
+    def due_page(self, rows: Sequence[Row], next_expiry: Any, ask: Due, now: int, version: int) -> DuePage:
         """What rows of `due` and the answer of `next_expiry` tell."""
         keys = [row[:-1] if len(self.key) > 1 else row[0] for row in rows]
+        expired_at = [row[-1] for row in rows]
         if len(rows) > ask.limit:
-            return DuePage(keys, max([row[-1] for row in rows]), is_last=False, next_expiry=None)
-        return DuePage(keys, now, is_last=True, next_expiry=next_expiry)
+            return DuePage(keys, expired_at, max(expired_at), version, is_last=False, next_expiry=None)
+        return DuePage(keys, expired_at, now, version, is_last=True, next_expiry=next_expiry)
 
     def equal(self, first: int) -> str:
         """SQL: whether the key equals the one that is bound from this number on."""

@@ -12,6 +12,7 @@ from keyloft.core.records import (
     Changes,
     Delete,
     Get,
+    Key,
     Latest,
     LoggedChange,
     LogPosition,
@@ -23,7 +24,20 @@ from keyloft.core.records import (
 )
 from keyloft.core.sweeper import sweep
 from keyloft.core.values import Encoding
-from tests.engines.contract.calls import END, LONGEST_SECONDS, START, A, B, P, next_of, put, taken, write
+from keyloft.nats.change_reader import ChangeReader
+from tests.engines.contract.calls import (
+    END,
+    LONGEST_SECONDS,
+    START,
+    A,
+    B,
+    P,
+    next_of,
+    put,
+    read_the_log_in_small_slices,
+    taken,
+    write,
+)
 
 
 class ChangeLogContract:
@@ -219,6 +233,38 @@ class ChangeLogContract:
             reported += await taken(log, woken, 1)
         versions = [change.version for change in reported]
         assert versions == sorted(versions)
+
+    @pytest.mark.parametrize("from_event", [False, True])
+    async def test_who_follows_the_log_and_is_ended_again_and_again_learns_of_expiries_that_are_not_swept(
+        self, engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, from_event: bool
+    ) -> None:
+        """The next follower continues from an event, or from what was reached, with a minute of the log still ahead."""
+        read_the_log_in_small_slices(monkeypatch)
+        monkeypatch.setattr(limits, "EVENTS_PER_TURN", 3)
+        monkeypatch.setattr(limits, "WATCH_DUE_KEYS", 2)
+        [since] = await engine.read(Latest())
+        keys = [b"k%02d" % number for number in range(20)]
+        for key in keys:
+            await write(engine, put(key, expire_in=7000), put(b"last", b"1"))
+            clock.advance(3)
+        clock.advance(7)
+        written, gone = set[Key](), set[Key]()
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while len(gone) < len(keys):
+                changes = ChangeReader(engine.follow(Scan(A, START, END, 1), woken=lambda: None, since=since), since)
+                continued = since
+                while continued == since and len(gone) < len(keys):
+                    for change, may_continue in await changes.next_changes():
+                        (written if change.kind is ChangeKind.PUT else gone).add(change.key)
+                        assert gone <= written, "an expiry follows the write that it ends"
+                        if from_event and not may_continue:
+                            continued = change.version
+                    if not from_event:
+                        continued = changes.reached
+                    await asyncio.sleep(0)
+                await changes.watch.aclose()
+                since = continued
+        assert written == {*keys, b"last"}
 
 
 def _columns(change: LoggedChange) -> tuple[object, ...]:

@@ -39,7 +39,7 @@ async def read(view: RevisionView, after: LogPosition) -> LogSlice:
         raise HistoryGone(after.version, oldest.base + 1, view.counter.version)
     later = [row for row in rows if (row.version, row.part) > (after.version, after.part)]
     if not later:
-        return LogSlice((), after, is_last=True, began=rows[0].at)
+        return LogSlice((), after, is_last=True, began=rows[0].at, ended=rows[0].at)
     ends = accumulate(len(row.changes) for row in later)
     taken = [row for row, end in zip(later, ends, strict=True) if end - len(row.changes) < limits.LOG_SLICE_BYTES]
     has_more = len(rows) > limits.ETCD_LOG_ROWS or len(taken) < len(later)
@@ -54,7 +54,7 @@ async def read(view: RevisionView, after: LogPosition) -> LogSlice:
     last = taken[-1]
     is_whole = len(taken) == len(later) or later[len(taken)].version != last.version
     end = LogPosition(last.version) if is_whole else LogPosition(last.version, last.part)
-    return LogSlice(changes, end, is_last=not has_more, began=rows[0].at)
+    return LogSlice(changes, end, is_last=not has_more, began=rows[0].at, ended=last.at)
 
 
 async def trim(view: RevisionView, kept: KeptHistory) -> None:

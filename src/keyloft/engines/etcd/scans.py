@@ -147,12 +147,16 @@ async def due(view: RevisionView, ask: Due) -> DuePage:
     found = [one async for one in _expiring(view, ask.space, ask.after + 1, view.now, ask.limit + 1)]
     if len(found) > ask.limit:
         up_to = found[ask.limit - 1][0]
-        keys = [key async for _, key in _expiring(view, ask.space, ask.after + 1, up_to)]
-        return DuePage(keys, up_to, is_last=False, next_expiry=None)
+        whole = [one async for one in _expiring(view, ask.space, ask.after + 1, up_to)]
+        return DuePage(*_columns(whole), up_to, view.counter.version, is_last=False, next_expiry=None)
     start, end = view.keys.index(ask.space, view.now + 1), view.keys.index_range(ask.space)[1]
     upcoming = (await view.range(start, end, limit=1)).kvs
     next_expiry = view.keys.expiry_of(ask.space, upcoming[0].key)[0] if upcoming else None
-    return DuePage([key for _, key in found], view.now, is_last=True, next_expiry=next_expiry)
+    return DuePage(*_columns(found), view.now, view.counter.version, is_last=True, next_expiry=next_expiry)
+
+
+def _columns(found: Sequence[tuple[int, Key]]) -> tuple[list[Key], list[int]]:
+    return [key for _, key in found], [moment for moment, _ in found]
 
 
 async def _expiring(

@@ -179,8 +179,8 @@ def log_slice(after: LogPosition, rows: list[Row]) -> LogSlice:
         if change.version > after.version or after.part != WHOLE
     ]
     if not read:
-        return LogSlice((), after, is_last=True, began=began)
-    version, part = read[-1][:2]
+        return LogSlice((), after, is_last=True, began=began, ended=began)
+    version, part, _, ended = read[-1][:4]
     is_whole = len(read) == len(logged) or logged[len(read)][0] != version
     end = LogPosition(version) if is_whole else LogPosition(version, part)
-    return LogSlice(changes, end, is_last=len(read) == len(logged), began=began)
+    return LogSlice(changes, end, is_last=len(read) == len(logged), began=began, ended=ended)

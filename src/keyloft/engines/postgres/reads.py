@@ -336,7 +336,7 @@ async def _read_log(at: _Fetching, ask: Changes) -> LogSlice:
 
 async def _read_due(server: PostgresServer, at: _Fetching, ask: Due, now: int | None) -> DuePage:
     layout = LAYOUTS[ask.space]
-    _, moment = server.counter_row(await at.fetch(log.READ_SNAPSHOT_VERSION, now))
+    version, moment = server.counter_row(await at.fetch(log.READ_SNAPSHOT_VERSION, now))
     rows = [tuple(row) for row in await at.fetch(layout.due, now, ask.after, ask.limit)]
     upcoming = [row[0] for row in await at.fetch(layout.next_expiry, now) if row[0] != NEVER]
-    return layout.due_page(rows, upcoming[0] if upcoming else None, ask, moment)
+    return layout.due_page(rows, upcoming[0] if upcoming else None, ask, moment, version)

@@ -73,4 +73,5 @@ def read_log(cursor: apsw.Cursor, after: LogPosition) -> LogSlice:
         changes = [change for change in changes if change.version > after.version]
     end = LogPosition(rows[-1][0], rows[-1][1]) if rows else after
     is_last = not cursor.execute(IS_LOGGED_AFTER, (end.version, end.part)).get
-    return LogSlice(changes, LogPosition(latest) if is_last else end, is_last, found[1])
+    ended = rows[-1][3] if rows else found[1]
+    return LogSlice(changes, LogPosition(latest) if is_last else end, is_last, found[1], ended)

@@ -294,8 +294,10 @@ def answer(cursor: apsw.Cursor, ask: Ask, now: int) -> object:
         case Expired():
             return list(layout.page(cursor.execute(layout.expired, (moment, ask.limit)).fetchall()))
         case Due():
+            version = read_version(cursor)  # first: without a transaction, the rows may be newer, but not older
             rows = cursor.execute(layout.due, (moment, layout.bind_time(ask.after), ask.limit)).fetchall()
-            return layout.due_page(rows, cursor.execute(layout.next_expiry, (moment,)).get, ask, now)
+            next_expiry = cursor.execute(layout.next_expiry, (moment,)).get
+            return layout.due_page(rows, next_expiry, ask, now, version)
     raise TypeError(f"an engine can't answer {type(ask).__name__}")
 
 

@@ -133,9 +133,9 @@ class SqliteLayout(Layout):
     def selected_time(self, column: str) -> str:
         return column
 
-    def due_page(self, rows: Sequence[Row], next_expiry: Any, ask: Due, now: int) -> DuePage:
+    def due_page(self, rows: Sequence[Row], next_expiry: Any, ask: Due, now: int, version: int) -> DuePage:
         found = [(*row[:-1], self.time_of(row[-1])) for row in rows]
-        return super().due_page(found, self.time_of(next_expiry), ask, now)
+        return super().due_page(found, self.time_of(next_expiry), ask, now, version)
 
     def _marks(self) -> dict[str, str]:
         """The columns that `bind_put` binds, each with its binding; ?8 says whether the entry is new."""

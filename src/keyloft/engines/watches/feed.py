@@ -21,6 +21,7 @@ from keyloft.core.records import (
     Change,
     ChangeKind,
     Changes,
+    Committed,
     Due,
     Get,
     Latest,
@@ -31,6 +32,7 @@ from keyloft.core.records import (
 )
 from keyloft.core.waiting import Job, LoopWaiting, Waiting
 from keyloft.engines.commit.outcomes import Outcome, copy
+from keyloft.engines.watches.backlog import LATE
 from keyloft.engines.watches.followed import FollowedLog
 from keyloft.engines.watches.interest import Interest, Registration
 from keyloft.engines.watches.key_watch import KeyWatch
@@ -80,7 +82,8 @@ class ChangeFeed(ProcessBound):
         self._must_read = False
         self._check_expiries = False
         self._timer: Timer | None = None
-        self._timer_moment: int | None = None
+        self._next_expiry: int | None = None
+        """From which moment on there may be expiries that are not dispatched; None if no entry expires."""
         self._timer_number = 0
         """The number of the timer that was set last."""
         self._expected_meanwhile: int | None = None
@@ -143,7 +146,7 @@ class ChangeFeed(ProcessBound):
             if space not in self.expired_to:
                 self.expired_to[space] = start.at
                 self.latest_time = max(self.latest_time, start.at)
-                self._check_expiries = True
+                self._must_check_expiries_after(start.at)
         watch.start(start.version, start.at)
         if self._task is None or self._task.done():
             self.waiting.start(self._follow(), "keyloft watches", self._keep_task)
@@ -202,14 +205,14 @@ class ChangeFeed(ProcessBound):
         self.latest_time = now
         for watch in self._interest.watches():
             watch.clock_was_set_back()
-        self._dispatch_expiries_after(now - round(1000 * limits.CLOCK_AHEAD_SECONDS))
+        self.dispatch_expiries_after(now - round(1000 * limits.CLOCK_AHEAD_SECONDS))
 
-    def _dispatch_expiries_after(self, moment: int) -> None:
+    def dispatch_expiries_after(self, moment: int) -> None:
         """Dispatch all expiries after this moment, also if that was done before."""
         for space, dispatched in self.expired_to.items():
             if moment < dispatched:
                 self.expired_to[space] = moment
-                self._check_expiries = True
+                self._must_check_expiries_after(moment)
                 self._woken.set()
 
     def committed(self, outcome: Outcome) -> None:
@@ -223,7 +226,8 @@ class ChangeFeed(ProcessBound):
         if self.position is None:
             return
         is_next = outcome.version_before == self.position.version and not self._is_reading and not self._must_read
-        if is_next and len(outcome.changes) <= limits.WATCH_INLINE_CHANGES:
+        is_short = len(outcome.changes) <= limits.WATCH_INLINE_CHANGES
+        if is_next and is_short and not self._must_read_expiries_before(_time_of(outcome)):
             of, calls = self._interest.of, 0
             for change in outcome.changes:
                 if calls > limits.WATCH_INLINE_CALLS:
@@ -240,7 +244,7 @@ class ChangeFeed(ProcessBound):
             if (moment := outcome.next_expiry) is not None:
                 if moment <= self.latest_time:
                     # The clock was set back, or COMMIT has taken longer than the entry lives.
-                    self._dispatch_expiries_after(max(moment - 1, outcome.changes[0].at))
+                    self.dispatch_expiries_after(max(moment - 1, outcome.changes[0].at))
                 self._expect(moment)
         else:
             self.observe(outcome.version_after)
@@ -301,12 +305,21 @@ class ChangeFeed(ProcessBound):
         except Undecodable as error:
             await self._fail_all(error)
 
+    def _must_read_expiries_before(self, moment: int) -> bool:
+        """Whether who continues from a commit of this moment would miss an expiry that is not dispatched."""
+        return self._next_expiry is not None and moment > self._next_expiry + LATE
+
     async def _read_log(self) -> None:
         self._is_reading = True
         try:
             while self.position is not None:
                 with self.lock:
                     [piece] = await self.reader.read(Changes(self.position))
+                    if any([change.kind in _MOVES_EXPIRY for change in piece.changes]):
+                        self._must_check_expiries_after(piece.changes[0].at)
+                    if self._must_read_expiries_before(piece.ended):
+                        await self._read_expiries()
+                        self._check_expiries = False
                     woken = calls = 0
                     for change in piece.changes:
                         watches = self._interest.of(change.space, change.key)
@@ -318,13 +331,16 @@ class ChangeFeed(ProcessBound):
                             woken = calls = 0
                             await asyncio.sleep(0)
                     self._stand_after(piece)
-                    if any([change.kind in _MOVES_EXPIRY for change in piece.changes]):
-                        self._check_expiries = True
                     if piece.is_last:
                         return
                 await asyncio.sleep(0)
         finally:
             self._is_reading = False
+
+    def _must_check_expiries_after(self, moment: int) -> None:
+        self._check_expiries = True
+        if self._next_expiry is None or moment < self._next_expiry:
+            self._next_expiry = moment
 
     async def _read_expiries(self) -> None:
         upcoming: list[int] = []
@@ -336,9 +352,9 @@ class ChangeFeed(ProcessBound):
                 if page.is_last and page.up_to < self.latest_time:
                     self._clock_was_set_back(page.up_to)
                     continue
-                for key in page.keys:
+                for key, moment in zip(page.keys, page.expired_at, strict=True):
                     for watch in self._interest.of(space, key):
-                        watch.expired(key)
+                        watch.expired(key, moment)
                 self.latest_time = max(self.latest_time, page.up_to)
                 if self.expired_to.get(space) == after:  # else these expiries are to be dispatched again
                     self.expired_to[space] = page.up_to
@@ -380,14 +396,14 @@ class ChangeFeed(ProcessBound):
         """Set the timer for an entry that expires at this moment; a read of expiries under way may not show it."""
         if self._expected_meanwhile is None or moment < self._expected_meanwhile:
             self._expected_meanwhile = moment
-        if self._timer_moment is None or moment < self._timer_moment:
+        if self._next_expiry is None or moment < self._next_expiry:
             self._set_timer(moment)
 
     def _set_timer(self, moment: int | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        self._timer_moment = moment
+        self._next_expiry = moment
         self._timer_number += 1
         if moment is not None:
             self._timer = self.waiting.call_at(self._clock, moment, partial(self._on_timer, self._timer_number))
@@ -395,6 +411,12 @@ class ChangeFeed(ProcessBound):
     def _on_timer(self, number: int) -> None:
         with self.lock:
             if number == self._timer_number:  # with threads, another timer may have replaced it meanwhile
-                self._timer = self._timer_moment = None
+                self._timer = None
             self._check_expiries = True
             self._woken.set()
+
+
+def _time_of(outcome: Outcome) -> int:
+    if outcome.changes:
+        return outcome.changes[-1].at
+    return max([verdict.at for verdict in outcome.verdicts if type(verdict) is Committed], default=0)

@@ -33,7 +33,7 @@ class KeyWatch(EngineWatch[Change]):
         if self._started_at is None or change.version > self._started_at:
             self._woken.set()
 
-    def expired(self, key: Key) -> None:
+    def expired(self, key: Key, at: int) -> None:
         self._woken.set()
 
     def clock_was_set_back(self) -> None:

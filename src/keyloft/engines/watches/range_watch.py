@@ -46,6 +46,7 @@ class RangeWatch(LogFollowingWatch[Change]):
                 # A reader that is cancelled in each step gets on nevertheless.
                 self._interrupted = changes, reported, size, count
                 raise
+            self._expire_again(records)
             sizes = [0 if record is None else len(record.value) for record in records]
             read = sum(sizes)
             if size + read > limits.WATCH_REPORT_BYTES:

@@ -7,7 +7,8 @@ had read. It reads and reports a few large entries at a time.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -15,15 +16,14 @@ from keyloft import limits
 from keyloft.core.records import (
     ChangeKind,
     Due,
-    DuePage,
     Key,
     LoggedChange,
     LogPosition,
-    LogSlice,
+    Record,
     Space,
 )
+from keyloft.engines.watches.backlog import Backlog, Portion
 from keyloft.engines.watches.interest import Registration
-from keyloft.engines.watches.slices import SharedSlice
 from keyloft.errors import Closed, HistoryGone, KeyloftError, Undecodable
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ class EngineWatch(ABC, Generic[T]):
         """Note that a commit changed a key."""
 
     @abstractmethod
-    def expired(self, key: Key) -> None:
-        """Note that the entry at this key has expired."""
+    def expired(self, key: Key, at: int) -> None:
+        """Note that the entry at this key has expired, and at which moment."""
 
     def clock_was_set_back(self) -> None:
         """Note that entries which have expired are alive again, until they expire a second time."""
@@ -203,46 +203,9 @@ class _TakenChanges(Struct):
     """Up to which moment the feed had dispatched expiries."""
 
 
-class Portion(Struct):
-    """Changes of a backlog that were read together, and are reported together or in parts."""
-
-    changes: Sequence[LoggedChange]
-    """The changes that are not yet reported, in the order in which they will be."""
-    up_to: int
-    """The version up to which all is reported once these are."""
-    read: LogSlice | DuePage
-    """The slice or page that they were read from."""
-    expired_to: int = 0
-    """For a page of expiries: up to which moment the feed had dispatched expiries before the page was read."""
-
-
-class Backlog(Struct):
-    """The progress of a watch that reads the change log itself, until it has caught up with the feed."""
-
-    position: LogPosition
-    expired_to: int | None
-    """Up to which moment expiries were reported; None stands for the time of the position's version."""
-    has_read_expiries: bool = False
-    has_read_log: bool = False
-    """Whether the watch has reached the end of the log once."""
-    clock_is_behind: bool = False
-    """Whether the clock was set back, so that the feed's moment is ahead of it; the feed reads those expiries again."""
-    slice: SharedSlice | None = None
-    """The slice that was read last, kept for other watches that read the same one."""
-    portion: Portion | None = None
-    """The portion that is being reported in parts."""
-
-
 class LogFollowingWatch(EngineWatch[T]):
     """A watch of a range, or of some keys, that holds the changes to report; if there are too many, only where they
     begin in the log."""
-
-    _reads_log_first = False
-    """In a backlog: whether expiries are reported after the changes of the log, not before."""
-    # An expiry may be noticed a little after a later commit, and then be reported after that commit. A reader that
-    # continues from that commit must get it nevertheless.
-    _earlier_expiries: Final = round(1000 * limits.LATE_EXPIRY_SECONDS)
-    """In a backlog: for how many milliseconds before its beginning expiries are reported, too."""
 
     def __init__(self, feed: "ChangeFeed", space: Space, since: int | None, woken: WakeCall | None = None) -> None:
         super().__init__(feed, woken)
@@ -291,14 +254,14 @@ class LogFollowingWatch(EngineWatch[T]):
         if self._started_at is None or change.version > self._started_at:
             self._add(change)
 
-    def expired(self, key: Key) -> None:
-        self._add(self._expiry(key))
+    def expired(self, key: Key, at: int) -> None:
+        self._add(self._expiry(key, at))
 
     def lost(self, gone: HistoryGone) -> None:
         self.fail(gone)
 
-    def _expiry(self, key: Key) -> LoggedChange:
-        return LoggedChange(0, self._space, key, ChangeKind.EXPIRED, 0)
+    def _expiry(self, key: Key, at: int) -> LoggedChange:
+        return LoggedChange(0, self._space, key, ChangeKind.EXPIRED, at)
 
     def _add(self, change: LoggedChange) -> None:
         if self._backlog is not None:
@@ -344,7 +307,7 @@ class LogFollowingWatch(EngineWatch[T]):
         return changes
 
     async def _read_backlog(self, backlog: Backlog) -> list[T]:
-        """Report a slice of the log, or a page of expiries, or a part of it. Entries swept meanwhile are in the log.
+        """Report a portion of the log with the expiries up to there, or a part of it.
 
         The watch gets changes from the feed again once it has reached what the feed has dispatched.
         """
@@ -358,53 +321,78 @@ class LogFollowingWatch(EngineWatch[T]):
             self.reported_to = max(whole or 0, self.reported_to or 0)
             portion.changes = portion.changes[count:]
             return changes
-        backlog.portion = None
-        piece = portion.read
-        if isinstance(piece, DuePage):
-            backlog.clock_is_behind = piece.is_last and piece.up_to < portion.expired_to
-            backlog.expired_to, backlog.has_read_expiries = piece.up_to, piece.is_last
+        self.reported_to = max(self.reported_to or 0, backlog.pass_portion())
+        if not backlog.has_caught_up:
             return changes
-        assert backlog.expired_to is not None, "it is known since the first portion was read"
-        backlog.position, backlog.has_read_log = piece.end, backlog.has_read_log or piece.is_last
-        # The rest of the last version may be in the next slice.
-        self.reported_to = portion.up_to if piece.is_last else max(self.reported_to or 0, portion.up_to - 1)
         if self._started_at is None:
             # If it took changes from the feed now, `start` would drop those up to the version at which it starts.
             # So it goes on reading the log, and `start` wakes it.
-            if piece.is_last and backlog.has_read_expiries and not changes:
+            if not changes:
                 self._woken.clear()
             return changes
         # No await from here on: the feed dispatches nothing between this comparison and the switch.
-        if piece.is_last and backlog.has_read_expiries and feed.position is not None and piece.end >= feed.position:
-            if feed.expired_to.get(self._space, 0) > backlog.expired_to and not backlog.clock_is_behind:
-                backlog.has_read_expiries = False
-            else:
-                self._started_at = piece.end.version
-                self._drained, self._drained_at = piece.end, backlog.expired_to
+        if feed.position is not None and backlog.position >= feed.position:
+            if backlog.expired_to >= feed.expired_to.get(self._space, 0):
+                self._started_at = backlog.position.version
+                self._drained, self._drained_at = backlog.position, backlog.expired_to
                 self._backlog = None
                 self._woken.clear()
+            else:
+                backlog.has_read_expiries = False  # they are read with the next portion
         return changes
 
     async def _next_portion(self, backlog: Backlog) -> Portion:
-        """What is to be reported next: a page of expiries, or a slice of the log."""
-        feed, space = self._feed, self._space
-        if backlog.expired_to is None:
-            backlog.slice = await feed.slices.after(backlog.position, feed.position)
-            backlog.expired_to = backlog.slice.piece.began - self._earlier_expiries
-        if not backlog.has_read_expiries and (backlog.has_read_log or not self._reads_log_first):
-            dispatched = feed.expired_to.get(space, 0)
-            [page] = await feed.reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
-            # If one of these keys was written again since, the log has that.
-            expired = [self._expiry(key) for key in page.keys if self._contains(key)]
-            return Portion(self._ordered(expired), 0, page, dispatched)
-        backlog.slice = await feed.slices.after(backlog.position, feed.position)
-        piece = backlog.slice.piece
-        found = {self._slot(change): change for change in backlog.slice.of(self.registration, space)}
-        up_to = piece.end.version if piece.is_last or not piece.changes else piece.changes[-1].version
-        return Portion(self._ordered(found.values()), up_to, piece)
+        """What is to be reported next, from the slice of the log that is being reported, or from the next one.
 
-    def _contains(self, key: Key) -> bool:
-        return self.registration.contains(self._space, key)
+        Nothing, if expiries had to be read before that.
+        """
+        if backlog.slice is None:
+            await self._read_slice(backlog)
+        if backlog.needs_expiries:
+            await self._read_expiries(backlog)
+            return Portion((), self.reported_to or 0)
+        changes, expired, up_to = backlog.ready(self.reported_to or 0)
+        expiries = [self._expiry(key, moment) for moment, key in expired]
+        # If an entry was written again since it expired, the log has that.
+        found = {self._slot(one): one for one in [*expiries, *self._late_expiries(changes, backlog), *changes]}
+        return Portion(self._ordered(found.values()), up_to)
+
+    async def _read_slice(self, backlog: Backlog) -> None:
+        feed = self._feed
+        shared = await feed.slices.after(backlog.position, max(feed.position or backlog.seen, backlog.seen))
+        changes = sorted(shared.of(self.registration, self._space), key=attrgetter("version"))
+        backlog.begin_slice(shared, changes)
+
+    async def _read_expiries(self, backlog: Backlog) -> None:
+        """Read a page of expiries. Entries that were swept meanwhile are in the log."""
+        feed, space = self._feed, self._space
+        latest_time = feed.latest_time
+        while True:
+            [page] = await feed.reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
+            if page.is_last and page.up_to < latest_time:
+                feed.note_time(page.up_to)
+            if not page.is_last or page.up_to >= backlog.expired_to:
+                break
+            # The clock was set back: entries that expired before may be reported as expired a second time.
+            backlog.read_again(page.up_to - round(1000 * limits.CLOCK_AHEAD_SECONDS))
+        found = zip(page.expired_at, page.keys, strict=True)
+        backlog.add_page(page, [one for one in found if self.registration.contains(space, one[1])])
+
+    def _expire_again(self, stored: Iterable[Record | None]) -> None:
+        """If entries are there though their expiry was read, because the clock was set back, let it be read again."""
+        backlog, feed = self._backlog, self._feed
+        moment = feed.expired_to.get(self._space, 0) if backlog is None else backlog.expired_to
+        expiries = [one.expires_at for one in stored if one is not None and one.expires_at is not None]
+        if (earliest := min(expiries, default=moment + 1)) > moment:
+            return
+        if backlog is None:
+            feed.dispatch_expiries_after(earliest - 1)
+        else:
+            backlog.read_again(earliest - 1)
+
+    def _late_expiries(self, changes: Sequence[LoggedChange], backlog: Backlog) -> list[LoggedChange]:
+        """Entries written by some changes that may have expired, though no page shows it."""
+        return []
 
 
 def _last_whole(changes: Sequence[LoggedChange], count: int) -> int | None:
