@@ -14,7 +14,7 @@ from keyloft import Busy, Closed, DatabaseError, KeyloftError, ManualClock, limi
 from keyloft.core import schema
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import Engine
-from keyloft.core.records import Batch, Check, Conflict, Delete, Get, Record, Set, Space
+from keyloft.core.records import Batch, Changes, Check, Conflict, Delete, Get, LogPosition, Now, Record, Set, Space
 from keyloft.core.values import JSON
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.outcomes import Outcome
@@ -50,6 +50,17 @@ def value(engine: BlockingSqliteEngine) -> bytes:
     [record] = run_to_end(engine.read(Get(Space.TUPLES, b"k")))
     assert record is not None
     return bytes(record.value)
+
+
+def test_no_read_is_earlier_than_a_commit_of_another_process_that_was_read_before(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    reader, writer = opened(tmp_path / "app.db", clock), opened(tmp_path / "app.db", ManualClock(clock.now() + 9000))
+    run_to_end(writer.commit(Batch((put(b"k"),))))
+    run_to_end(reader.read(Changes(LogPosition(1))))
+    assert run_to_end(reader.read(Now())) == [clock.now() + 9000]
+    for engine in (reader, writer):
+        run_to_end(engine.aclose())
 
 
 def test_reads_that_share_a_view_see_each_commit_of_another_connection(clock: ManualClock, tmp_path: Path) -> None:

@@ -17,8 +17,11 @@ from keyloft.core.engine import Engine
 from keyloft.core.records import (
     Batch,
     ChangeKind,
+    Changes,
     Delete,
     Get,
+    LogPosition,
+    Now,
     Scan,
     Set,
     Space,
@@ -382,6 +385,18 @@ async def test_an_entry_that_expires_while_another_process_commits_it_is_reporte
     await write(other, put(b"put", expire_in=1000), Touch(A, b"touched", 1000))
     expired = {change.key for change in await taken(log, woken, 3) if change.kind is ChangeKind.EXPIRED}
     assert expired == {b"put", b"touched"}
+    await other.aclose()
+    await engine.aclose()
+
+
+async def test_no_read_is_earlier_than_a_commit_of_another_process_that_was_read_before(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    file = SqliteFile(str(tmp_path / "app.db"))
+    engine, other = await SqliteEngine.open(file, clock), await SqliteEngine.open(file, ManualClock(clock.now() + 9000))
+    await write(other, put(b"k"))
+    [piece] = await engine.read(Changes(LogPosition(1)))
+    assert await engine.read(Now()) == [piece.ended] == [clock.now() + 9000]
     await other.aclose()
     await engine.aclose()
 

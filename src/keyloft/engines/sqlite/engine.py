@@ -14,7 +14,7 @@ import apsw
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
 from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
-from keyloft.core.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, Scan, Space, Usage
+from keyloft.core.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, LogSlice, Scan, Space, Usage
 from keyloft.core.schema import NEVER
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.batcher import Batcher
@@ -131,7 +131,12 @@ class SqliteEngine(ClosableEngine):
             cursor, now = view.cursor(), self._read_time()
             if not others:
                 return points(cursor, cast("Sequence[Get]", asks), now)
-            return [answer(cursor, ask, now) for ask in asks]
+            answers = [answer(cursor, ask, now) for ask in asks]
+            if isinstance(first := answers[0], LogSlice) and first.ended > self._writer.last_commit_at:
+                self._writer.last_commit_at = (
+                    first.ended
+                )  # from now on, no read is earlier than what the caller has seen
+            return answers
         except OF_SQLITE as error:
             raise self._file.explain(error, view.connection) from error
 

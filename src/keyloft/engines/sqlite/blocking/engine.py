@@ -16,7 +16,21 @@ from keyloft.clock import Clock, SystemClock
 from keyloft.core.driving import run_to_end
 from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
 from keyloft.core.forks import ProcessBound
-from keyloft.core.records import Ask, Batch, Committed, Conflict, Get, Key, Latest, Page, Record, Scan, Set, Space
+from keyloft.core.records import (
+    Ask,
+    Batch,
+    Committed,
+    Conflict,
+    Get,
+    Key,
+    Latest,
+    LogSlice,
+    Page,
+    Record,
+    Scan,
+    Set,
+    Space,
+)
 from keyloft.core.waiting import ThreadWaiting
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.submitted import WRITTEN, report
@@ -98,8 +112,14 @@ class BlockingSqliteEngine(ProcessBound):
 
     def _answers(self, asks: Sequence[Ask]) -> list[Any]:
         """Answer all asks from one view."""
-        shared = self.shared
         others = [ask for ask in asks if type(ask) is not Get]
+        found = self._answers_of(asks, others)
+        if found and isinstance(first := found[0], LogSlice) and first.ended > self._writer.last_commit_at:
+            self._writer.last_commit_at = first.ended  # from now on, no read is earlier than what the caller has seen
+        return found
+
+    def _answers_of(self, asks: Sequence[Ask], others: Sequence[Ask]) -> list[Any]:
+        shared = self.shared
         if self._has_readers and (shared.is_in_use or any(map(is_long_read, others))):
             return self._readers.read(asks, self._read_time(), only_gets=not others)
         return self._read_shared(lambda: answers(shared.reading(), asks, self._read_time(), only_gets=not others))
