@@ -133,9 +133,8 @@ class SqliteEngine(ClosableEngine):
                 return points(cursor, cast("Sequence[Get]", asks), now)
             answers = [answer(cursor, ask, now) for ask in asks]
             if isinstance(first := answers[0], LogSlice) and first.ended > self._writer.last_commit_at:
-                self._writer.last_commit_at = (
-                    first.ended
-                )  # from now on, no read is earlier than what the caller has seen
+                # From now on, no read is earlier than what the caller has seen.
+                self._writer.last_commit_at = first.ended
             return answers
         except OF_SQLITE as error:
             raise self._file.explain(error, view.connection) from error

@@ -115,7 +115,8 @@ class BlockingSqliteEngine(ProcessBound):
         others = [ask for ask in asks if type(ask) is not Get]
         found = self._answers_of(asks, others)
         if found and isinstance(first := found[0], LogSlice) and first.ended > self._writer.last_commit_at:
-            self._writer.last_commit_at = first.ended  # from now on, no read is earlier than what the caller has seen
+            # From now on, no read is earlier than what the caller has seen.
+            self._writer.last_commit_at = first.ended
         return found
 
     def _answers_of(self, asks: Sequence[Ask], others: Sequence[Ask]) -> list[Any]:
