@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import re
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -11,13 +12,15 @@ from pathlib import Path
 import asyncpg  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
-from keyloft import limits
+from keyloft import DatabaseError, limits
+from keyloft.core.engine import write
 from keyloft.core.records import Batch, Get, Sum
 from keyloft.engines.postgres import listeners
 from keyloft.engines.postgres.engine import PostgresEngine
 from keyloft.engines.postgres.log import CHANNEL
+from keyloft.engines.postgres.tables import LAYOUTS
 from tests.engines.postgres.test_function import role_that_may_write
-from tests.support.postgres_commits import A, opened
+from tests.support.postgres_commits import A, opened, put
 from tests.support.postgres_proxy import ENDLESS_SECONDS, pooler
 from tests.support.temporary_files import MEMORY
 from tools.postgres import NoFolder, Server, fresh_database, initdb, own_folder, query
@@ -225,3 +228,14 @@ async def test_commits_notify_again_after_the_queue_of_notifications_was_full(
                 while writer.server.announcer is None:
                     version = await count(writer)
             assert await notifications.of(writer) == [version]
+
+
+async def test_commits_go_on_to_notify_after_the_server_has_refused_one_for_another_limit(
+    postgres_url: str,
+) -> None:
+    async with opened(postgres_url) as writer, heard(postgres_url) as notifications:
+        query(postgres_url, f"CREATE INDEX ON {LAYOUTS[A].table} (value)")
+        with pytest.raises(DatabaseError, match="index row"):
+            await write(writer, put(b"long", os.urandom(5000)))
+        version = await count(writer)
+        assert await notifications.of(writer) == [version]

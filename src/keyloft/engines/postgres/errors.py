@@ -24,6 +24,8 @@ _NO_FUNCTION: Final = "42883"
 _DENIED: Final = "42501"
 _NOT_NOW: Final = "57P03"
 _LIMIT_EXCEEDED: Final = "54000"
+_NOTIFYING: Final = "async.c"
+"""The file of PostgreSQL's source that reports errors of NOTIFY; messages are translated, this is not."""
 TOO_SLOW: Final = "KL002"
 """The SQLSTATE by which the committing function says that it held the version counter for too long."""
 # A table has changed under a prepared statement; or the server lacks something.
@@ -55,7 +57,8 @@ def is_denied(error: Exception) -> bool:
 
 def may_be_full_queue(error: Exception) -> bool:
     """Whether the server's queue of notifications may be full: a commit that notifies fails then."""
-    return _state(error) == _LIMIT_EXCEEDED
+    # Other limits have the same SQLSTATE, such as that of an index row. A server need not name the file.
+    return _state(error) == _LIMIT_EXCEEDED and _source_file(error) in (None, _NOTIFYING)
 
 
 def is_of_timelines(error: Exception) -> bool:
@@ -93,6 +96,11 @@ def is_stale(error: Exception) -> bool:
 def _state(error: BaseException | None) -> str:
     """The SQLSTATE of an error, if it has one."""
     return getattr(error, "sqlstate", None) or ""
+
+
+def _source_file(error: BaseException) -> str | None:
+    """The file of the server's source that has reported an error, if the server names it."""
+    return getattr(error, "server_source_filename", None)
 
 
 def explain(error: BaseException, address: PostgresAddress) -> DatabaseError:
