@@ -94,6 +94,9 @@ async def _startup(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         writer.write(b"N")
 
 
+_NO_TRANSACTIONS = Message(b"E", b"SFATAL\0C08P01\0Mtransaction blocks not allowed in statement pooling mode\0\0")
+
+
 class Proxy:
     """Forwards whole messages, unless a test changes that."""
 
@@ -196,8 +199,9 @@ class Pooler:
     behind in one is met by the next: settings, prepared statements. Notifications reach no client.
     """
 
-    def __init__(self, url: str, sessions: int) -> None:
+    def __init__(self, url: str, sessions: int, *, allows_transactions: bool) -> None:
         self._url = url
+        self._allows_transactions = allows_transactions
         self.idle_sessions: asyncio.Queue[_Session | None] = asyncio.Queue()
         for _ in range(sessions):
             self.idle_sessions.put_nowait(None)
@@ -211,6 +215,9 @@ class Pooler:
         writer.write(session.greeting)
         self.idle_sessions.put_nowait(session)
         while (message := await Message.read(reader)).kind != _END:
+            if message.body.startswith(b"BEGIN") and not self._allows_transactions:
+                writer.write(_NO_TRANSACTIONS.wire)
+                return
             session = await self._take(startup)
             try:
                 await self._carry_out(message, session, reader, writer)
@@ -298,9 +305,12 @@ async def _take_back(reading: "asyncio.Task[Message]") -> None:
 
 
 @asynccontextmanager
-async def pooler(url: str, sessions: int = 3) -> AsyncIterator[tuple[Pooler, str]]:
-    """A pooler before a server, and the URL that leads through it."""
-    between = Pooler(url, sessions)
+async def pooler(url: str, sessions: int = 3, *, allows_transactions: bool = True) -> AsyncIterator[tuple[Pooler, str]]:
+    """A pooler before a server, and the URL that leads through it.
+
+    Without transactions, it ends the connection of a client that begins one, as PgBouncer does in its statement mode.
+    """
+    between = Pooler(url, sessions, allows_transactions=allows_transactions)
     try:
         async with listening(between.meet) as port:
             yield between, through(url, port)

@@ -13,7 +13,7 @@ import pytest
 import keyloft
 from keyloft.cli.doctor.database import examine
 from tests.support.postgres import PASSWORD, MortalServer
-from tests.support.postgres_proxy import ENDLESS_SECONDS, proxy, silent_port
+from tests.support.postgres_proxy import ENDLESS_SECONDS, pooler, proxy, silent_port
 from tools.postgres import query
 
 _ROLE = "keyloft_visitor"
@@ -87,6 +87,15 @@ async def test_unknown_database(postgres_url: str) -> None:
     assert type(error) is keyloft.CannotOpen
     assert '"no_such_database" does not exist' in str(error)
     assert "CREATE DATABASE" in str(error)
+
+
+async def test_pooler_that_allows_no_transactions(postgres_url: str) -> None:
+    async with pooler(postgres_url, allows_transactions=False) as (_, url):
+        began = time.monotonic()
+        error = await refusal(url)
+    assert type(error) is keyloft.CannotOpen
+    assert "pool_mode = transaction" in str(error)
+    assert time.monotonic() - began < ENDLESS_SECONDS, "waiting does not cure it"
 
 
 async def test_role_that_may_not_make_tables(postgres_url: str) -> None:

@@ -32,6 +32,8 @@ TOO_SLOW: Final = "KL002"
 _CHANGED: Final = "0A000"
 # A prepared statement is missing, or exists already: a pooler gives each transaction another session.
 _POOLED: Final = ("26000", "42P05")
+# PgBouncer's message where each statement gets another session; its SQLSTATE says only that the connection has ended.
+_OF_STATEMENT_MODE: Final = "statement pooling mode"
 CREATED_BY_ANOTHER: Final = ("23505", "42P07", "42710", *_RETRYABLE)
 """The errors that the slower of two processes gets when both create the same tables."""
 
@@ -143,6 +145,8 @@ def explain_connecting(error: BaseException, address: PostgresAddress) -> Databa
         return _read_only(name)
     if isinstance(error, (asyncpg.ClientConfigurationError, ssl.SSLCertVerificationError, ValueError)):
         return CannotOpen(f"{name} can't be connected to: {message}")
+    if _OF_STATEMENT_MODE in message:
+        return CannotOpen(f"{name}: {message}: set pool_mode = transaction, or session, in PgBouncer")
     if isinstance(error, TimeoutError):
         return Unreachable(f"{name} does not answer")
     if isinstance(error, ConnectionError) and "rejected SSL" in message:
