@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 import keyloft
 from keyloft import DatabaseError, ManualClock, Store, limits
+from keyloft.core.engine import Engine, write
 from keyloft.core.keys import TupleKey
+from keyloft.core.records import ChangeKind, Latest, LoggedChange, Scan, Set, Space
+from keyloft.core.values import Encoding
+from keyloft.engines import open_engine
+from keyloft.engines.memory import MemoryEngine
 from tests.support.examples import examples
 
 State = dict[TupleKey, int]
@@ -221,3 +226,28 @@ async def test_many_small_entries_are_reported_in_parts_that_hold_the_event_loop
             assert {entry.key for entry in seen} >= {(commit, key) for commit in range(whole + 1) for key in range(900)}
         assert watch.reported_to == max(versions)
         assert len({entry.key for entry in seen}) == len(seen)
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["memory", "file"])
+async def test_many_entries_that_expired_between_two_changes_are_reported_in_parts(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, *, is_file: bool
+) -> None:
+    monkeypatch.setattr(limits, "WATCH_DUE_KEYS", 10)
+    engine: Engine = await open_engine(str(tmp_path / "app.db"), clock=clock) if is_file else MemoryEngine(clock)
+    try:
+        for number in range(1, 201):
+            await write(engine, Set(Space.TUPLES, b"k%03d" % number, b"1", Encoding.JSON, expire_in=1000 * number))
+        [since] = await engine.read(Latest())
+        clock.advance(3600)
+        await write(engine, Set(Space.TUPLES, b"last", b"1", Encoding.JSON))
+        log = engine.follow(Scan(Space.TUPLES, b"a", b"z", 1000), woken=lambda: None, since=since)
+        seen: list[LoggedChange] = []
+        async with asyncio.timeout(30):
+            while not seen or seen[-1].kind is ChangeKind.EXPIRED:
+                changes = await log.take()
+                assert len(changes) <= 2 * limits.WATCH_DUE_KEYS
+                seen += changes
+        assert [change.key for change in seen] == [*(b"k%03d" % number for number in range(1, 201)), b"last"]
+        await log.aclose()
+    finally:
+        await engine.aclose()

@@ -144,6 +144,11 @@ class Backlog:
 
     # Expiries
 
+    @property
+    def has_expiries(self) -> bool:
+        """Whether there are expiries that were read and are not yet reported."""
+        return bool(self._expiries)
+
     def add_page(self, page: DuePage, found: Sequence[Expiry]) -> None:
         """Note a page of expiries, and which of them concern the watch."""
         self.expired_to, self.has_read_expiries, self.seen = page.up_to, page.is_last, LogPosition(page.version)

@@ -344,13 +344,15 @@ class LogFollowingWatch(EngineWatch[T]):
     async def _next_portion(self, backlog: Backlog) -> Portion:
         """What is to be reported next, from the slice of the log that is being reported, or from the next one.
 
-        Nothing, if expiries had to be read before that.
+        Nothing, if a page of expiries had to be read before that, and has none that concern this watch.
         """
         if backlog.slice is None:
             await self._read_slice(backlog)
         if backlog.needs_expiries:
             await self._read_expiries(backlog)
-            return Portion((), self.reported_to or 0)
+            # Each page is reported before the next one is read, however many entries expired between two changes.
+            if not backlog.has_expiries:
+                return Portion((), self.reported_to or 0)
         changes, expired, up_to = backlog.ready(self.reported_to or 0)
         expiries = [self._expiry(key, moment) for moment, key in expired]
         # If an entry was written again since it expired, the log has that.
