@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from keyloft import DatabaseError, ManualClock
-from keyloft.core.records import Ask, Batch, Change, Committed, Latest, Scan, Space
+from keyloft.core.records import Ask, Batch, Change, Committed, Due, Latest, Scan, Space
 from keyloft.engines.memory import MemoryEngine
 from keyloft.engines.watches.feed import ChangeFeed, Start
 from keyloft.engines.watches.starting import WatchStarter
@@ -152,5 +152,42 @@ async def test_the_end_of_a_watch_that_no_one_reads_is_logged_once(
         with pytest.raises(DatabaseError, match="it was replaced"):
             await anext(watch)
     assert caplog.text.count("watches end: it was replaced") == len(watches)
+    feed.close()
+    await engine.aclose()
+
+
+async def test_a_watch_that_starts_during_a_read_of_expiries_gets_none_of_before(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server says when the watch starts while it answers an earlier read: its clock was not set back."""
+    engine = MemoryEngine(clock)
+    read, is_read, may_answer, spaces = engine.read, asyncio.Event(), asyncio.Event(), list[Space]()
+
+    async def answer_late(*asks: Ask) -> list[Any]:
+        found = await read(*asks)
+        if isinstance(first := asks[0], Due):
+            spaces.append(first.space)
+            is_read.set()
+            await may_answer.wait()
+        return found
+
+    monkeypatch.setattr(engine, "read", answer_late)
+    expired = await engine.commit(Batch((put(b"expired", expire_in=1000),)))
+    assert isinstance(expired, Committed)
+    clock.advance(2)
+    feed = ChangeFeed(engine, clock)
+    earlier = feed.watch((Scan(Space.SEMANTIC, b"\x00", b"\xff", 1),), None, Start(expired.version, clock.now()))
+    async with asyncio.timeout(30):
+        await is_read.wait()
+        clock.advance(0.001)
+        watch = feed.watch((Scan(Space.TUPLES, b"\x00", b"\xff", 1),), None, Start(expired.version, clock.now()))
+        may_answer.set()
+        while Space.TUPLES not in spaces:
+            await asyncio.sleep(0)
+        marker = await engine.commit(Batch((put(b"marker"),)))
+        assert isinstance(marker, Committed)
+        feed.observe(marker.version)
+        assert [change.key for change in await anext(watch)] == [b"marker"]
+    await earlier.aclose()
     feed.close()
     await engine.aclose()

@@ -348,9 +348,10 @@ class ChangeFeed(ProcessBound):
         for space in self._interest.spaces():
             # If there is no moment, no watch of the space has started yet; the first one to start triggers this read.
             while (after := self.expired_to.get(space)) is not None:
+                latest_time = self.latest_time  # a watch that starts during the read may move it
                 [page] = await self.reader.read(Due(space, after, limits.WATCH_DUE_KEYS))
-                if page.is_last and page.up_to < self.latest_time:
-                    self._clock_was_set_back(page.up_to)
+                if page.is_last and page.up_to < latest_time:
+                    self.note_time(page.up_to)
                     continue
                 for key, moment in zip(page.keys, page.expired_at, strict=True):
                     for watch in self._interest.of(space, key):
