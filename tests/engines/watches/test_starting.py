@@ -191,3 +191,42 @@ async def test_a_watch_that_starts_during_a_read_of_expiries_gets_none_of_before
     await earlier.aclose()
     feed.close()
     await engine.aclose()
+
+
+async def test_expiries_that_are_to_be_read_again_are_so_if_the_log_is_being_read(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch meets an entry that is alive though its expiry was read, while a commit waits for expiries before it."""
+    engine = MemoryEngine(clock)
+    read, reads, is_read, may_answer = engine.read, list[Ask](), asyncio.Event(), asyncio.Event()
+
+    async def answer_late(*asks: Ask) -> list[Any]:
+        found = await read(*asks)
+        reads.extend(asks)
+        if isinstance(asks[0], Due) and clock.now() > start.at and not is_read.is_set():
+            is_read.set()
+            await may_answer.wait()
+        return found
+
+    await engine.commit(Batch((put(b"earlier", expire_in=1000),)))
+    put_later = await engine.commit(Batch((put(b"later", expire_in=3000),)))
+    assert isinstance(put_later, Committed)
+    clock.advance(2)
+    monkeypatch.setattr(engine, "read", answer_late)
+    feed, start = ChangeFeed(engine, clock), Start(put_later.version, clock.now())
+    watch = feed.watch((Scan(Space.TUPLES, b"\x00", b"\xff", 1),), None, start)
+    async with asyncio.timeout(30):
+        while not reads:
+            await asyncio.sleep(0)
+        clock.advance(20)
+        marker = await engine.commit(Batch((put(b"marker"),)))
+        assert isinstance(marker, Committed)
+        feed.observe(marker.version)
+        await is_read.wait()
+        feed.dispatch_expiries_after(start.at - 1500)
+        may_answer.set()
+        found = set[bytes]()
+        while b"earlier" not in found:
+            found |= {change.key for change in await anext(watch)}
+    feed.close()
+    await engine.aclose()

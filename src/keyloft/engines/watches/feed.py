@@ -318,8 +318,8 @@ class ChangeFeed(ProcessBound):
                     if any([change.kind in _MOVES_EXPIRY for change in piece.changes]):
                         self._must_check_expiries_after(piece.changes[0].at)
                     if self._must_read_expiries_before(piece.ended):
+                        self._check_expiries = False  # before the read: during it, a watch may ask for another one
                         await self._read_expiries()
-                        self._check_expiries = False
                     woken = calls = 0
                     for change in piece.changes:
                         watches = self._interest.of(change.space, change.key)
