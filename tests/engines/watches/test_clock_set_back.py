@@ -8,7 +8,11 @@ from threading import Timer
 import pytest
 
 import keyloft
-from keyloft import ManualClock
+from keyloft import ManualClock, limits
+from keyloft.core.engine import write
+from keyloft.core.records import ChangeKind, Scan, Set, Space
+from keyloft.core.values import Encoding
+from keyloft.engines.memory import MemoryEngine
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -97,3 +101,34 @@ def test_of_a_thread(tmp_path: Path, clock: ManualClock, step: int) -> None:
         clock.advance(step)
         assert [(entry.key, entry.exists) for entry in next(watch)] == [(("k",), False)]
         assert list(kv.list()) == []
+
+
+async def test_of_a_follower_that_catches_up(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It meets a late commit of an entry that was written again, and has expired since."""
+    monkeypatch.setattr(limits, "WATCH_DUE_KEYS", 1)
+    engine = MemoryEngine(clock)
+
+    def put(key: bytes, expire_in: int | None) -> Set:
+        return Set(Space.TUPLES, key, b"1", Encoding.JSON, expire_in)
+
+    try:
+        first = await write(engine, put(b"a", 8000), put(b"b", 8500))
+        clock.advance(10)
+        log = engine.follow(Scan(Space.TUPLES, b"a", b"z", 1), woken=lambda: None, since=first.version)
+        seen = await log.take()
+        clock.advance(-6)
+        await write(engine, put(b"k", 1000))
+        clock.advance(6)
+        again = await write(engine, put(b"b", None), put(b"k", 1000))
+        clock.advance(1)
+        async with asyncio.timeout(5):
+            while not seen or (seen[-1].key, seen[-1].kind, seen[-1].version) != (
+                b"k",
+                ChangeKind.EXPIRED,
+                again.version,
+            ):
+                seen += await log.take()
+                await asyncio.sleep(0)
+        await log.aclose()
+    finally:
+        await engine.aclose()

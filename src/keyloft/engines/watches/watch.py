@@ -356,7 +356,8 @@ class LogFollowingWatch(EngineWatch[T]):
         changes, expired, up_to = backlog.ready(self.reported_to or 0)
         expiries = [self._expiry(key, moment) for moment, key in expired]
         # If an entry was written again since it expired, the log has that.
-        found = {self._slot(one): one for one in [*expiries, *self._late_expiries(changes, backlog), *changes]}
+        expiries = sorted([*expiries, *self._late_expiries(changes, backlog)], key=attrgetter("at"))
+        found = {self._slot(one): one for one in [*expiries, *changes]}  # of a key's expiries, the last one
         return Portion(self._ordered(found.values()), up_to)
 
     async def _read_slice(self, backlog: Backlog) -> None:
