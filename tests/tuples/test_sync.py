@@ -248,6 +248,20 @@ class Signalling(dict[str, int]):
     __hash__ = None
 
 
+class Incomparable(dict[str, int]):
+    """A value whose comparison fails; the second one is interrupted by a signal."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        self.comparisons += 1
+        if self.comparisons == 2:
+            signal.raise_signal(signal.SIGUSR1)
+        raise ZeroDivisionError
+
+    __hash__ = None
+
+
 @dataclass
 class Slow:
     """A type whose objects take a while to make: a signal comes meanwhile, once."""
@@ -286,6 +300,7 @@ def test_what_a_signal_handler_raises_while_a_value_is_encoded_or_decoded_reache
     with keyloft.open_sync() as kv:
         calls: list[Callable[[], object]] = [
             lambda: kv.set(("k",), Signalling(a=1)),
+            lambda: kv.set(("k",), Incomparable(a=1)),
             lambda: kv.set(("k",), slow, type=Slow),
             lambda: kv.get(("slow",), type=Slow),
             lambda: kv.list(("many",), type=Slow).all(),
