@@ -303,6 +303,10 @@ POSTGRES = {
         f"{COLUMNS}; ALTER TABLE plugin_kv_storage ENABLE ROW LEVEL SECURITY",
         "row security: expected none",
     ),
+    "partitions": (
+        f"{COLUMNS} PARTITION BY LIST (plugin_name)",
+        "plugin_kv_storage: expected a table, found a partitioned one",
+    ),
     "a child": (f"{COLUMNS}; CREATE TABLE more () INHERITS (plugin_kv_storage)", "inheritance: expected none"),
 }
 

@@ -226,8 +226,9 @@ def examine_postgres(create: Sequence[str]) -> Examination:
     if not kinds:
         return None
     [(table, kind, is_unlogged)] = kinds
-    if kind not in ("r", "p"):
-        return Adoption(differences=(f"{TABLE}: expected a table, found a view or the like",))
+    if kind != "r":
+        found = "a partitioned one" if kind == "p" else "a view or the like"
+        return Adoption(differences=(f"{TABLE}: expected a table, found {found}",))
     rows = yield (
         "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull, c.collname::text, "
         "pg_get_expr(d.adbin, d.adrelid) FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation "
