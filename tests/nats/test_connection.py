@@ -297,3 +297,38 @@ async def test_a_client_closes_while_nats_is_away(
         ]
         subscriptions = [task for task in asyncio.all_tasks() if "_wait_for_msgs" in repr(task)]
         assert subscriptions == []
+
+
+async def test_closing_that_is_cancelled_leaves_nothing_open() -> None:
+    """The server answers the handshake, and then reads nothing, so that what is left can't be sent."""
+    is_over, is_connected = asyncio.Event(), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id": "a", "version": "2.10.0", "max_payload": 1048576, "headers": true}\r\n')
+        while not is_connected.is_set():
+            if (await reader.readline()).startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+        await is_over.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    [listening] = server.sockets
+    try:
+        nats = await connect(f"nats://127.0.0.1:{listening.getsockname()[1]}", name="test")
+        is_connected.set()
+        before = asyncio.all_tasks()
+        sending = [asyncio.create_task(nats.publish("a", bytes(1_000_000))) for _ in range(30)]
+        await asyncio.wait(sending, timeout=0.1)
+        # nats-py's own sending waits by now, so this is left to be sent.
+        sending.append(asyncio.create_task(nats.publish("a", bytes(1_000_000))))
+        await asyncio.wait(sending, timeout=0.1)
+        closing = asyncio.create_task(nats.close())
+        await asyncio.wait([closing], timeout=0.1)
+        for task in (closing, *sending):
+            task.cancel()
+        await asyncio.wait([closing, *sending])
+        assert nats.is_closed
+        assert {task.get_name() for task in asyncio.all_tasks()} <= {task.get_name() for task in before}
+    finally:
+        is_over.set()
+        server.close()

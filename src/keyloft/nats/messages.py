@@ -61,14 +61,22 @@ class NatsConnection(Nats):
 
         nats-py would send it while it closes. It would fail on a lost connection, and stay half open.
         """
-        # A WebSocket raises an AttributeError if it was lost, uvloop a RuntimeError.
-        with suppress(OSError, RuntimeError, AttributeError):
-            while self.is_connected and self.pending_data_size and (socket := self._transport) is not None:
-                left, self._pending, self._pending_data_size = self._pending, [], 0
-                socket.writelines(left)
-                await socket.drain()  # type: ignore[no-untyped-call]
-        self._pending, self._pending_data_size = [], 0
-        await super().close()
+        try:
+            # A WebSocket raises an AttributeError if it was lost, uvloop a RuntimeError.
+            with suppress(OSError, RuntimeError, AttributeError):
+                while self.is_connected and self.pending_data_size and (socket := self._transport) is not None:
+                    left, self._pending, self._pending_data_size = self._pending, [], 0
+                    socket.writelines(left)
+                    await socket.drain()  # type: ignore[no-untyped-call]
+            self._pending, self._pending_data_size = [], 0
+            await super().close()
+        except asyncio.CancelledError:
+            # The server may read nothing, and closing waits until it has read what was written.
+            if isinstance(self._socket, TcpTransport) and (writer := self._socket._io_writer) is not None:
+                writer.transport.abort()
+            self._pending, self._pending_data_size = [], 0
+            await super().close()
+            raise
 
     @property
     def parser(self) -> "_Parser":
