@@ -12,6 +12,7 @@ import pytest
 from keyloft import limits
 from keyloft.clock import SystemClock
 from keyloft.limits import TRIM_EVERY
+from keyloft.plugins import BotDatabase
 from tests.cli.commands import (
     LONGEST_SECONDS,
     ON_A_FILE,
@@ -355,6 +356,16 @@ def test_changes_are_shown_without_values(run: Keyloft, environment: dict[str, s
         assert f"HISTORY_GONE: {reason}" in stderr
     assert len(run("changes", "--since", "4")[1].splitlines()) == 3
     assert run("changes", "--since", "-1")[0] == run("changes", "--limit", "-1")[0] == 2
+
+
+def test_a_key_with_tabs_is_shown_whole_at_a_terminal(environment: dict[str, str]) -> None:
+    async def fill() -> None:
+        async with BotDatabase(environment["KEYLOFT_DATABASE_URL"]) as db:
+            await db.kv_set("trivia", "one\ttwo\tthree\tfour_five", 1)
+
+    asyncio.run(fill())
+    screen = at_a_terminal({**environment, "COLUMNS": "120", "NO_COLOR": "1"}, "changes")[1]
+    assert re.search(r"trivia: one +two +three +four_five", screen)
 
 
 def test_a_command_trims_the_change_log_no_more_than_the_service_does(tmp_path: Path) -> None:

@@ -206,4 +206,4 @@ def _show_row_by_row(names: Sequence[str], rows: Sequence[Iterable[object]]) -> 
 def _cell(content: object) -> str:
     if content is None:
         return ""
-    return f"{content.astimezone():%Y-%m-%d %H:%M:%S}" if isinstance(content, datetime) else str(content)
+    return f"{content.astimezone():%Y-%m-%d %H:%M:%S}" if isinstance(content, datetime) else str(content).expandtabs()
