@@ -8,7 +8,7 @@ WORKDIR /data
 VOLUME /data
 ENV KEYLOFT_DATABASE_URL=sqlite:////data/keyloft.db KEYLOFT_HTTP=0.0.0.0:9464 KEYLOFT_LOG_FORMAT=json
 EXPOSE 9464
-HEALTHCHECK --start-period=10s --timeout=5s CMD ["python", "-c", \
-    "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9464/healthz', timeout=4)"]
+HEALTHCHECK --start-period=10s --timeout=6s CMD ["python", "-c", \
+    "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9464/healthz', timeout=5)"]
 ENTRYPOINT ["keyloft"]
 CMD ["serve"]

@@ -65,9 +65,9 @@ DOCTOR_ANSWER_SECONDS: Final = 3.0
 DOCTOR_USER_INFO_SECONDS: Final = 1.0
 """How long doctor waits until a NATS server says as whom a client is logged in; servers before 2.10 don't."""
 
-DOCTOR_PORT_SECONDS: Final = HEALTH_SECONDS + 2.0
-"""How long doctor waits for a program that listens on a port to say what it is. A service whose database does not
-answer says so after HEALTH_SECONDS."""
+DOCTOR_PORT_SECONDS: Final = 2 * HEALTH_SECONDS + 1.0
+"""How long doctor waits for a program that listens on a port to say what it is. A service waits HEALTH_SECONDS for
+NATS, and as long for its database."""
 
 DOCTOR_SKEW_SECONDS: Final = 1.0
 """A database clock that differs by more than this is a warning."""
