@@ -11,6 +11,7 @@ import pytest
 
 import keyloft
 from keyloft import ManualClock, limits
+from keyloft.engines.sqlite.inherited import lock_of
 
 
 class Turn:
@@ -153,7 +154,12 @@ def test_a_file_that_another_thread_reads_at_the_fork_is_refused_in_the_child(tm
     with keyloft.open_sync(path, sweep_every=None) as kv:
         connection: apsw.Connection = kv.engine.connection  # type: ignore[attr-defined]
         connection.create_scalar_function("held", held)
-        reader = threading.Thread(target=lambda: connection.execute("SELECT held()").fetchall())
+
+        def read() -> None:
+            with lock_of(connection):
+                connection.execute("SELECT held()").fetchall()
+
+        reader = threading.Thread(target=read)
         reader.start()
         assert is_in_query.wait(60)
 
@@ -166,3 +172,22 @@ def test_a_file_that_another_thread_reads_at_the_fork_is_refused_in_the_child(tm
         finally:
             may_end.set()
             reader.join()
+
+
+async def test_a_file_that_the_event_loop_reads_while_another_thread_forks_is_refused_in_the_child(
+    tmp_path: Path,
+) -> None:
+    path, codes = tmp_path / "app.db", list[int]()
+
+    def child() -> None:
+        with pytest.raises(keyloft.CannotOpen, match="another thread of the parent process was using this file"):
+            keyloft.open_sync(path)
+
+    async with keyloft.open(path) as kv:
+        await kv.set(("k",), 0)
+        await asyncio.sleep(0)
+        await kv.get(("k",))  # its view is open until the end of this iteration of the event loop
+        thread = threading.Thread(target=lambda: codes.append(exit_code(forked(child))))
+        thread.start()
+        thread.join()
+    assert codes == [0]

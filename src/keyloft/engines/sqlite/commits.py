@@ -51,7 +51,9 @@ class SqliteCommits:
     def start(self, group: list[Batch], operations: int, size: int) -> None:
         """Commit a group of this many operations, whose values have this many bytes."""
         if self._in_memory:
-            self.finish(self._writer.commit(group))
+            with self._writing.lock:
+                committed = self._writer.commit(group)
+            self.finish(committed)
             return
         is_small = operations <= limits.INLINE_OPERATIONS and size <= limits.INLINE_BYTES
         try:
@@ -59,8 +61,9 @@ class SqliteCommits:
                 self._writing.view.end()
                 may_commit = self._may_commit_here()
                 self.before_step(CommitStep.INLINE)
-                if self._writer.try_begin(group) and may_commit:
-                    self._writer.try_end()
+                with self._writing.lock:
+                    if self._writer.try_begin(group) and may_commit:
+                        self._writer.try_end()
         finally:
             # Also if a signal's handler raised: the callers of this group wait for its outcome.
             outcome = self._writer.take_outcome()

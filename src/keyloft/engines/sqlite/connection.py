@@ -1,5 +1,6 @@
 """Owns the connection that writes to an SQLite file, and lends it to the thread."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -19,6 +20,9 @@ class WritingConnection:
         self.connection = connection
         self.view = View(connection, own_transaction=own_transaction)
         """The event loop's reads with this connection."""
+        self.lock = self.view.lock
+        """Held by the event loop or by the thread while it uses the connection. Neither waits for the other: `is_lent`
+        says whose turn it is. A fork on a third thread finds out by the lock that the connection is in use."""
         self.is_lent = False
         """Whether the thread has the connection, or will have it: then the event loop may not use it."""
         self._worker = worker
@@ -34,7 +38,17 @@ class WritingConnection:
         # In this order: if a signal's handler raises in between, the connection stays lent, and the thread does it all.
         self._loans.add(loan)
         self.is_lent = True
-        self._worker.submit(job, partial(self._take_back, loan, done))
+        self._worker.submit(partial(self._locked, job), partial(self._take_back, loan, done))
+
+    async def lend_and_wait(self, job: Callable[[], object]) -> None:
+        """Lend the connection to the thread for a job that doesn't raise, and wait until it is back."""
+        is_back = asyncio.Event()
+        self.lend(job, lambda _: is_back.set())
+        await is_back.wait()
+
+    def _locked(self, job: Callable[[], T]) -> T:
+        with self.lock:
+            return job()
 
     def _take_back(self, loan: object, done: Callable[[T], None], result: T) -> None:
         self._loans.discard(loan)
@@ -53,4 +67,4 @@ class WritingConnection:
         """Close the connection on the thread: SQLite then checkpoints, which waits for the disk."""
         self.view.end()
         self.is_lent = True
-        await self._worker.call(lambda: close(self.connection))
+        await self._worker.call(lambda: self._locked(lambda: close(self.connection)))

@@ -53,12 +53,13 @@ class SqliteEngine(ClosableEngine):
         try:
             if file.read_only:
                 await worker.call(file.check_schema)
-                reader = writer = file.open_reader()
+                reader = writer = file.open_reader(mutex=False)
             else:
-                await worker.call(lambda: opened.append(file.open_writer()))
+                await worker.call(lambda: opened.append(file.open_writer(mutex=False)))
                 [writer] = opened
                 # Half the cache: this connection is used only during commits, and each commit empties its cache.
-                reader = writer if file.in_memory else file.open_reader(cache_mib=(file.cache_mib + 1) // 2)
+                cache_mib = (file.cache_mib + 1) // 2
+                reader = writer if file.in_memory else file.open_reader(cache_mib=cache_mib, mutex=False)
         except BaseException:
             if opened:
                 await worker.call(opened[0].close)
@@ -90,7 +91,8 @@ class SqliteEngine(ClosableEngine):
         self.writing = WritingConnection(writer, worker, own_transaction=not file.in_memory)
         self._reader_view = View(reader, own_transaction=not file.in_memory)
         self.wal = WriteAheadLog(file, self.writing)
-        self._writer = SqliteWriter(file, clock, writer, history)
+        with self.writing.lock:
+            self._writer = SqliteWriter(file, clock, writer, history)
         self.commits = SqliteCommits(file, self.writing, self._writer, self.wal, self._finished)
         callers = self._callers = self.commits.callers
         self._iteration = LoopIteration(at_end=self._end_views, at_start=None if callers is None else callers.note)
@@ -196,7 +198,6 @@ class SqliteEngine(ClosableEngine):
         # The callers' next reads must show what they wrote.
         self._end_views()
         self._feed.committed(outcome)
-        self._batcher.finished(outcome.verdicts)
 
     def _read_time(self) -> int:
         """The time of a read: never before a commit that this engine knows about, even if the clock was set back."""
@@ -222,7 +223,7 @@ class SqliteEngine(ClosableEngine):
         return self._read_version() if self._batcher.idle or group == last else None
 
     def _read_version(self) -> int:
-        with self._file.explained(self._reader):
+        with self._reader_view.lock, self._file.explained(self._reader):
             return read_version(self._reader.cursor())
 
     async def _read_on_thread(self, asks: tuple[Ask, ...]) -> list[Any]:
@@ -234,7 +235,7 @@ class SqliteEngine(ClosableEngine):
         await self.writing.wait_for_loans()
 
     async def abandon_group(self) -> None:
-        await self._worker.call(self._writer.roll_back)
+        await self.writing.lend_and_wait(self._writer.roll_back)
 
     async def _close(self) -> None:
         self._writer.give_up_soon()

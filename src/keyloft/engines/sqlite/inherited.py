@@ -1,20 +1,29 @@
-"""Closes the connections that a child inherits by a fork, so that it may open the same files itself.
+"""The lock of each connection, and what becomes of connections at a fork: a child closes those that it inherits.
 
 SQLite remembers in memory which locks its process has on each file. A child inherits that memory, but not the locks. A
 new connection of the child to the same file would take no locks; another process would find the file unused, and remove
-the write-ahead log when it closes; and what the child writes afterwards would be lost.
+the write-ahead log when it closes; and what the child writes afterwards would be lost. So the child closes the
+connection that it inherits, unless another thread of its parent was using it: then the child may not open that file.
 """
 
+import ctypes
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import apsw
+from msgspec import Struct
 
 from keyloft.core.forks import call_in_children, no_fork
+from keyloft.core.waiting import ThreadLock
 from keyloft.errors import CannotOpen
 
-_paths: "WeakKeyDictionary[apsw.Connection, str]" = WeakKeyDictionary()
-"""The paths of open connections."""
+
+class _OpenConnection(Struct, frozen=True, eq=False):
+    path: str
+    lock: ThreadLock
+
+
+_open: "WeakKeyDictionary[apsw.Connection, _OpenConnection]" = WeakKeyDictionary()
 _unusable: set[tuple[int, int]] = set()
 """Device and inode of the files that were in use by another thread when this process was forked."""
 
@@ -22,8 +31,13 @@ _unusable: set[tuple[int, int]] = set()
 def will_be_inherited(connection: apsw.Connection, path: str) -> apsw.Connection:
     """Have a new connection closed in the children of this process."""
     with no_fork:
-        _paths[connection] = path
+        _open[connection] = _OpenConnection(path, ThreadLock())
     return connection
+
+
+def lock_of(connection: apsw.Connection) -> ThreadLock:
+    """The lock that a thread holds while it uses a connection that SQLite does not protect by a mutex."""
+    return _open[connection].lock
 
 
 def check_may_open(path: str) -> None:
@@ -51,20 +65,23 @@ def identity(path: str) -> tuple[int, int] | None:
 
 
 def _close_inherited() -> None:
-    for connection, path in [*_paths.items()]:
+    for connection, opened in [*_open.items()]:
         try:
-            # A rollback would change the index of the write-ahead log, which the parent shares and is writing to.
-            if connection.txn_state() != apsw.SQLITE_TXN_WRITE:
+            # Where no thread of the child has the lock, one that the child does not have is using the connection. A
+            # rollback would change the index of the write-ahead log, which the parent shares and is writing to.
+            if opened.lock.acquire(blocking=False) and connection.txn_state() != apsw.SQLITE_TXN_WRITE:
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 connection.close(True)
                 continue
         except apsw.ConnectionClosedError:
             continue
-        except apsw.Error:  # a thread that the child does not have is using it
+        except apsw.Error:  # SQLite's mutex, where there is one, shows the same
             pass
-        if (file := identity(path)) is not None:
+        # It is never freed, not even as the child ends: that would close it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+        if (file := identity(opened.path)) is not None:
             _unusable.add(file)
-    _paths.clear()
+    _open.clear()
 
 
 call_in_children(_close_inherited)

@@ -30,6 +30,7 @@ from keyloft.core.records import (
 from keyloft.core.schema import READ_STORE_ID, Row, lost_store_id
 from keyloft.core.values import DAMAGED, JSON, LOST
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.inherited import lock_of
 from keyloft.engines.sqlite.log import read_log, read_version
 from keyloft.engines.sqlite.tables import (
     CHECKSUM_BASE,
@@ -328,6 +329,8 @@ class View:
 
     def __init__(self, connection: apsw.Connection, *, own_transaction: bool) -> None:
         self.connection = connection
+        self.lock = lock_of(connection)
+        """Held while the view is open."""
         self._cursor = connection.cursor()
         self._own_transaction = own_transaction
         self._is_open = False
@@ -337,17 +340,19 @@ class View:
         if not self._is_open:
             # Set before BEGIN and unset after ROLLBACK, so that `end` works if a signal's handler raised in between.
             self._is_open = True
+            self.lock.acquire()
             if self._own_transaction and not self.connection.in_transaction:
                 self._cursor.execute("BEGIN")
         return self._cursor
 
     def end(self) -> None:
         if self._is_open:
-            with contextlib.suppress(
-                apsw.Error
-            ):  # after an error of the disk, SQLite has ended the transaction already
+            # After an error of the disk, SQLite has ended the transaction already.
+            with contextlib.suppress(apsw.Error):
                 if self._own_transaction and self.connection.in_transaction:
                     self._cursor.execute("ROLLBACK")
+            with contextlib.suppress(RuntimeError):  # a signal's handler had raised before the lock was taken
+                self.lock.release()
             self._is_open = False
 
 

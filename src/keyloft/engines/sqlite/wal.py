@@ -70,7 +70,8 @@ class WriteAheadLog:
     def _length(self) -> tuple[int, int]:
         """How many pages the WAL has, and how many of them are checkpointed."""
         try:
-            return self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            with self._writing.lock:
+                return self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         except apsw.Error as error:
             logger.debug("reading the write-ahead log's length failed: %s", self._file.explain(error, self._connection))
             return 0, 0

@@ -14,6 +14,7 @@ from keyloft.core.waiting import ThreadLock, refuse_reentry
 from keyloft.engines.sqlite.blocking.wal_header import wal_header
 from keyloft.engines.sqlite.errors import OF_SQLITE
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.inherited import lock_of
 from keyloft.engines.sqlite.reads import answer, points
 from keyloft.errors import Closed
 
@@ -42,7 +43,7 @@ class SharedConnection:
 
     def __init__(self, connection: apsw.Connection, file: SqliteFile) -> None:
         self.connection = connection
-        self.lock = ThreadLock()
+        self.lock = lock_of(connection)
         """Only taken by `with`, so that it is released after an exception at any point; but for the thread that polls
         for watches, which no signal interrupts. A thread that finds `is_in_use` set calls `refuse_reentry` before it
         takes the lock."""
@@ -52,7 +53,8 @@ class SharedConnection:
         """Set by the thread that has the lock, until its read or commit has ended. A thread that takes the lock and
         finds this set has to call `clean` first."""
         # With a VFS for tests, the file may be something else than it seems.
-        self.header = wal_header(connection) if file.vfs is None and not file.in_memory else None
+        with self.lock:
+            self.header = wal_header(connection) if file.vfs is None and not file.in_memory else None
         self.seen = b""
         """The header of the WAL index that the view shows."""
         self.is_viewing = False

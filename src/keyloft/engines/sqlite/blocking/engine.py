@@ -70,15 +70,16 @@ class BlockingSqliteEngine(ProcessBound):
         self._nanoseconds = time_ns if type(clock) is SystemClock else lambda: clock.now() * 1_000_000
         if file.read_only:
             file.check_schema()
-        self.connection = file.open_reader() if file.read_only else file.open_writer()
+        self.connection = file.open_reader(mutex=False) if file.read_only else file.open_writer(mutex=False)
         """For tests, as are `shared`, `queue`, `feed` and `poller`: the writing connection."""
         self.shared = SharedConnection(self.connection, file)
         self.fork_lock = self.shared.lock
         self._readers = ReaderPool(file)
         self._has_readers = not file.in_memory
-        self._writer = SqliteWriter(file, clock, self.connection, history or KeptHistory())
-        # The callers of this engine may wait: for other processes' locks, and for a large transaction's pages.
-        self._writer.allow_spill(True)
+        with self.shared.lock:
+            self._writer = SqliteWriter(file, clock, self.connection, history or KeptHistory())
+            # The callers of this engine may wait: for other processes' locks, and for a large transaction's pages.
+            self._writer.allow_spill(True)
         self.connection.set_busy_handler(self._writer.wait_for_lock)
         self._waiting = ThreadWaiting(self.shared.refuse_reentry)
         self.feed = ChangeFeed(self, clock, self._waiting)
