@@ -17,6 +17,7 @@ from keyloft.engines.loop_iteration import LoopIteration
 from keyloft.engines.sqlite.commits import CommitStep
 from keyloft.engines.sqlite.engine import SqliteEngine
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.inherited import will_be_inherited
 from keyloft.engines.sqlite.lone_callers import LoneCallers, SyncTimes
 from keyloft.engines.sqlite.reads import View
 
@@ -128,7 +129,7 @@ async def test_an_interrupted_event_loop_leaves_no_caller_waiting(
     await kv.set(("k",), 0)
     clock.interruptions = 1
     async with asyncio.timeout(60):
-        await kv.set(("k",), 1)
+        await asyncio.create_task(kv.set(("k",), 1))  # that of a task which has called before needs no callback
         assert [type(one) for one in signalled] == [Signalled]
         assert (await kv.get(("k",))).value == 1
         await kv.aclose()
@@ -162,6 +163,57 @@ async def test_an_interrupted_commit_is_neither_lost_nor_made_twice(
         assert unpack_counter(record.value) == together + 2
         assert [type(one) for one in signalled] == [Signalled]
         await engine.aclose()
+
+
+@pytest.mark.usefixtures("_enough_time")
+@pytest.mark.parametrize("is_committed", [False, True])
+@pytest.mark.parametrize("is_checked", [False, True])
+@pytest.mark.parametrize("durability", ["lone caller"], indirect=True)
+async def test_what_a_handler_raises_in_the_set_of_a_lone_caller_reaches_the_caller(
+    durability: Durability, is_committed: bool, is_checked: bool, tmp_path: Path
+) -> None:
+    interruptions = 0
+
+    def interrupt() -> None:
+        nonlocal interruptions
+        if interruptions:
+            interruptions -= 1
+            raise Signalled
+
+    def after_commit(*_: object) -> int:
+        interrupt()
+        return apsw.SQLITE_OK
+
+    def before_write(cursor: apsw.Cursor, statement: str, bindings: object) -> bool:
+        if statement.startswith(("INSERT", "UPDATE")):
+            interrupt()
+        return True
+
+    async def set_to(number: int) -> None:
+        before = await kv.get(("k",))
+        await (kv.atomic().check(before).set(("k",), number).commit() if is_checked else kv.set(("k",), number))
+
+    async with keyloft.open(tmp_path / "app.db", durability=durability, sweep_every=None) as kv:
+        engine = kv.engine
+        assert isinstance(engine, SqliteEngine)
+        if is_committed:
+            engine.connection.set_wal_hook(after_commit)
+        else:
+            engine.connection.exec_trace = before_write
+        watch = kv.watch(("k",))
+        for number in range(3):
+            await set_to(number)
+        interruptions = 1
+        with pytest.raises(Signalled):
+            await set_to(3)
+        assert not interruptions
+        assert not engine.connection.in_transaction
+        assert (await kv.get(("k",))).value == (3 if is_committed else 2)
+        [entry] = await anext(watch)
+        assert entry.value == (3 if is_committed else 2)
+        await set_to(4)
+        [entry] = await anext(watch)
+        assert entry.value == 4
 
 
 async def test_an_iteration_that_is_interrupted_as_it_begins_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +260,9 @@ class InterruptedConnection(apsw.Connection):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_view_that_is_interrupted_as_it_begins_or_ends_can_be_used_again(tmp_path: Path, when: str) -> None:
-    connection = InterruptedConnection(str(tmp_path / "app.db"))
+    path = str(tmp_path / "app.db")
+    connection = InterruptedConnection(path)
+    will_be_inherited(connection, path)
     connection.execute("CREATE TABLE t (a)")
     view = View(connection, own_transaction=True)
     cursor = connection.last_cursor

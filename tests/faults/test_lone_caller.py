@@ -150,21 +150,24 @@ async def test_with_another_task_at_work_the_event_loop_never_waits(
     assert all(await syncs_of(disk, kv, 3))
 
 
-def test_calls_of_one_task_after_those_of_another_are_lone_once_the_others_are_old(
+async def test_calls_of_one_task_after_those_of_another_are_lone_once_the_others_are_old(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tasks = {"a": object(), "b": object(), "none": None}
+    others = [asyncio.create_task(asyncio.sleep(0)) for _ in range(2)]
+    tasks = {"a": others[0], "b": others[1], "none": None}
     current = "a"
     monkeypatch.setattr(asyncio, "current_task", lambda: tasks[current])
     calls = LoneCallers()
+    known = []
     for now, name in enumerate("aabab", 10):
         current = name
-        calls.note(now / 100)
+        known.append(calls.note(now / 100))
+    assert known == [False, True, False, False, False]
     assert not calls.is_lone(0.15)
     assert calls.is_lone(0.24)
     current = "none"
-    calls.note(0.25)
-    calls.note(0.26)
+    assert not calls.note(0.25)
+    assert not calls.note(0.26)
     assert not calls.is_lone(0.27), "callbacks may belong to several callers"
 
 

@@ -12,7 +12,7 @@ class LoopIteration:
     """The current iteration of an event loop, from the first read in it to its end."""
 
     def __init__(
-        self, at_end: Callable[[], None] | None = None, *, at_start: Callable[[float], None] | None = None
+        self, at_end: Callable[[], None] | None = None, *, at_start: Callable[[float], object] | None = None
     ) -> None:
         """`at_start` is called with the time of the first read of each iteration."""
         self._loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.sqlite.connection import WritingConnection
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.lone_callers import LoneCallers
+from keyloft.engines.sqlite.plain_sets import is_plain
 from keyloft.engines.sqlite.wal import WriteAheadLog
 from keyloft.engines.sqlite.writes import SqliteWriter
 
@@ -72,6 +73,32 @@ class SqliteCommits:
                 self._writing.lend(partial(self._writer.commit, group), self.finish)
             else:
                 self.finish(outcome)
+
+    def try_alone(self, batch: Batch, callers: LoneCallers) -> Outcome | None:
+        """Commit a plain Set of a lone caller at once; None, and nothing is written, if a group is to commit it.
+
+        What a signal's handler raises reaches the caller of this batch alone, so that whether it was committed need not
+        be known.
+
+        Raises:
+            CommitUnknown: The disk failed to sync it.
+        """
+        mutations, writer = batch.mutations, self._writer
+        if self._writing.is_lent or len(mutations) != 1 or len(batch.checks) > 1 or not is_plain(only := mutations[0]):
+            return None
+        began = monotonic()
+        if not callers.is_lone(began) or not writer.sync_times.expect_fast(began):
+            return None
+        self._writing.view.end()
+        outcome = None
+        try:
+            with self._writing.lock:
+                outcome = writer.try_alone(batch, only)
+        finally:
+            if outcome is None:
+                writer.roll_back()
+        self._wal.committed()
+        return outcome
 
     def finish(self, outcome: Outcome) -> None:
         self.before_step(CommitStep.FINISHED)

@@ -144,9 +144,16 @@ class SqliteEngine(ClosableEngine):
     async def commit(self, batch: Batch) -> Committed | Conflict:
         if self.refusal is not None:
             raise Closed(self.refusal)
-        if self._callers is not None:
-            self._note_caller(self._callers)
-        return await self._batcher.commit(batch)
+        callers = self._callers
+        outcome = None
+        if callers is not None and self._note_caller(callers):
+            outcome = self.commits.try_alone(batch, callers)
+        if outcome is None:
+            return await self._batcher.commit(batch)
+        self._committed(outcome)
+        await asyncio.sleep(0)  # between two commits of this task, others run
+        [verdict] = outcome.verdicts
+        return cast("Committed | Conflict", verdict)
 
     def submit(self, batch: Batch, done: Callable[[Verdict], None]) -> Submission:
         if self.refusal is not None:
@@ -162,11 +169,12 @@ class SqliteEngine(ClosableEngine):
             self._note_caller(self._callers)
         return self._batcher.submit_each(batches, done)
 
-    def _note_caller(self, callers: LoneCallers) -> None:
+    def _note_caller(self, callers: LoneCallers) -> bool:
+        """Note who calls; returns whether the same task called last, and no batch waits."""
         if self._batcher.is_empty:
-            callers.note(monotonic())
-        else:
-            callers.are_several = True  # a lone caller would wait for its last commit before it calls again
+            return callers.note(monotonic())
+        callers.are_several = True  # a lone caller would wait for its last commit before it calls again
+        return False
 
     def watch(self, *asks: Get | Scan, since: int | None = None) -> Watch:
         self.check_usable()
@@ -195,6 +203,10 @@ class SqliteEngine(ClosableEngine):
         self.commits.start(group, self._batcher.group_operations, self._batcher.group_bytes)
 
     def _finished(self, outcome: Outcome) -> None:
+        self._committed(outcome)
+        self._batcher.finished(outcome.verdicts)
+
+    def _committed(self, outcome: Outcome) -> None:
         # The callers' next reads must show what they wrote.
         self._end_views()
         self._feed.committed(outcome)

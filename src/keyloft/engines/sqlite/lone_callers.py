@@ -10,19 +10,25 @@ class LoneCallers:
     """Which task calls an engine, and when another task last did."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._caller: int | None = None
         self.are_several = False
         """Whether several tasks have called since `is_lone` was last called."""
         self._last_call = -limits.LONE_CALLER_SECONDS
         self._last_other = -limits.LONE_CALLER_SECONDS
 
-    def note(self, now: float) -> None:
-        """Note that the current task calls. A caller that is not a task counts as a different one each time."""
+    def note(self, now: float) -> bool:
+        """Note that the current task calls; returns whether the call before came from it, too.
+
+        A caller that is not a task counts as a different one each time.
+        """
         task = asyncio.current_task()
         caller = id(task)  # no reference: the task may end
-        if caller != self._caller or task is None:
+        is_known = caller == self._caller and task is not None and task.get_loop() is self._loop
+        if not is_known:
             self._caller, self._last_other = caller, self._last_call
         self._last_call = now
+        return is_known
 
     def is_lone(self, now: float) -> bool:
         """Whether all recent calls came from one task."""
