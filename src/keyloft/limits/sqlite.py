@@ -40,8 +40,8 @@ AFTER_SLOW_SYNC_SECONDS: Final = 60.0
 SQLITE_GETS_PER_STATEMENT: Final = 16
 """How many keys one statement looks up, which is faster than a statement per key."""
 
-SQLITE_GETS_WORTH_A_STATEMENT: Final = 5
-"""Fewer keys are looked up one by one, which is faster than one statement with mostly empty slots."""
+SQLITE_GETS_WORTH_A_STATEMENT: Final = 2
+"""Fewer keys are looked up one by one."""
 
 READER_CACHE_MIB: Final = 2
 """How much of a file each further reader of a synchronous store caches: they read while another thread commits."""

@@ -178,7 +178,7 @@ def points(cursor: apsw.Cursor, asks: Sequence[Get], now: int) -> list[Record | 
             continue
         layout, keys = LAYOUTS[space], [ask.key for ask in some]
         try:
-            rows: list[Row] = cursor.execute(layout.gets, layout.bind_keys(keys)).fetchall()
+            rows: list[Row] = cursor.execute(layout.gets[len(keys)], layout.bind_keys(keys)).fetchall()
         except UnicodeDecodeError:  # read one by one, so that a damaged row does not hide the others
             found += [_alive(point(cursor, space, ask.key), ask, now) for ask in some]
             continue
@@ -222,7 +222,8 @@ def points_by_column(cursor: apsw.Cursor, keys: Sequence[bytes], now: Callable[[
     rows: list[Row] | None = None
     if limits.SQLITE_GETS_WORTH_A_STATEMENT <= len(keys) <= limits.SQLITE_GETS_PER_STATEMENT:
         try:
-            rows = cursor.execute(_TUPLE_LAYOUT.gets_without_times, _TUPLE_LAYOUT.bind_keys(keys)).fetchall()
+            statement = _TUPLE_LAYOUT.gets_without_times[len(keys)]
+            rows = cursor.execute(statement, _TUPLE_LAYOUT.bind_keys(keys)).fetchall()
             if (page := _intact_page(keys, rows)) is not None:
                 return page
         except (UnicodeDecodeError, TypeError):

@@ -97,16 +97,9 @@ class SqliteLayout(Layout):
         """key; does not read the value"""
         self.get_heads = f"SELECT {', '.join(self.key)}, {self.head} FROM {table} WHERE {self.equal(1)}"
         """the same, with the key"""
-        asked = [f"asked_{column}" for column in self.key]
-        keys = ", ".join([f"({at}{', ?' * len(asked)})" for at in range(limits.SQLITE_GETS_PER_STATEMENT)])
-        same = " AND ".join(map("{} = {}".format, self.key, asked))
-        # CROSS JOIN keeps SQLite from swapping the two tables, and scanning this one as a whole.
-        self.gets = (
-            f"WITH asked (position, {', '.join(asked)}) AS (VALUES {keys}) "
-            f"SELECT position, {self.found} FROM asked CROSS JOIN {table} ON {same}"
-        )
-        """up to SQLITE_GETS_PER_STATEMENT keys; selects each key's position, then what `found` says"""
-        self.gets_without_times = self.gets.replace(", created_at, updated_at", "")
+        self.gets = tuple(map(self._gets, range(limits.SQLITE_GETS_PER_STATEMENT + 1)))
+        """by their number, so many keys; selects each key's position, then what `found` says"""
+        self.gets_without_times = tuple([one.replace(", created_at, updated_at", "") for one in self.gets])
         """the same, without these two columns"""
         # The unary plus makes SQLite use the index of expiries: expired entries are few.
         self.count = (
@@ -129,6 +122,16 @@ class SqliteLayout(Layout):
         """what `bind_put` returns; changes nothing where a large value is stored"""
         self.put_large = self._upsert("large")
         """the same, with NULL for a large value, and the id of the large value or NULL"""
+
+    def _gets(self, count: int) -> str:
+        asked = [f"asked_{column}" for column in self.key]
+        keys = ", ".join([f"({at}{', ?' * len(asked)})" for at in range(count)])
+        same = " AND ".join(map("{} = {}".format, self.key, asked))
+        # CROSS JOIN keeps SQLite from swapping the two tables, and scanning this one as a whole.
+        return (
+            f"WITH asked (position, {', '.join(asked)}) AS (VALUES {keys}) "
+            f"SELECT position, {self.found} FROM asked CROSS JOIN {self.table} ON {same}"
+        )
 
     def selected_time(self, column: str) -> str:
         return column
@@ -167,9 +170,6 @@ class StoredHead(Head, frozen=True, gc=False):
 
     large: int | None = None
     """The id of its large value."""
-
-
-_NO_KEYS: Final = (None,) * limits.SQLITE_GETS_PER_STATEMENT  # no key equals NULL
 
 
 CHECKSUM_BASE: Final = 2**32
@@ -267,7 +267,7 @@ def _bytes_layout(table: str) -> SqliteLayout:
         milliseconds=lambda column: column,
         record=Record,
         page=_page_by_column,
-        bind_keys=lambda keys: (*keys, *_NO_KEYS[len(keys) :]),
+        bind_keys=tuple,
         bind_time=lambda moment: moment,
         bind_expected=lambda row: (row.key, row.version, row.expires_at),
         time_of=lambda moment: moment,
@@ -328,7 +328,7 @@ def _plugin_layout() -> SqliteLayout:
         milliseconds=lambda column: f"milliseconds({column})",
         record=record,
         page=page,
-        bind_keys=lambda keys: (*chain.from_iterable(keys), *(2 * _NO_KEYS[len(keys) :])),
+        bind_keys=lambda keys: tuple(chain.from_iterable(keys)),
         bind_time=bind_time,
         bind_expected=lambda row: (*row.key, row.version, bind_time(row.expires_at)),
         time_of=milliseconds,
