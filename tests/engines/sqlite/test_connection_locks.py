@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 import keyloft
 from keyloft import limits
 from keyloft.clock import SystemClock
+from keyloft.core.waiting import refuse_reentry
 from keyloft.engines.sqlite import file as sqlite_file
 from keyloft.engines.sqlite.inherited import lock_of, will_be_inherited
+from keyloft.errors import ReentrantCall
 
 
 class StatementsSeen:
@@ -29,11 +32,12 @@ class StatementsSeen:
     def connect(self, connection: apsw.Connection, path: str) -> apsw.Connection:
         will_be_inherited(connection, path)
         if connection.open_flags & apsw.SQLITE_OPEN_NOMUTEX:
-            lock: Any = lock_of(connection)
+            lock = lock_of(connection)
 
             def note(cursor: apsw.Cursor, statement: str, bindings: object) -> bool:
                 self.by_thread[threading.current_thread().name] += 1
-                if not lock._is_owned():
+                with suppress(ReentrantCall):  # this thread holds the lock
+                    refuse_reentry(lock)
                     self.unlocked.append(statement)
                 return True
 

@@ -9,11 +9,13 @@ from keyloft import limits
 from keyloft.core.records import Batch
 from keyloft.engines.commit.outcomes import Outcome
 from keyloft.engines.sqlite.connection import WritingConnection
+from keyloft.engines.sqlite.errors import OF_SQLITE
 from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.lone_callers import LoneCallers
 from keyloft.engines.sqlite.plain_sets import is_plain
-from keyloft.engines.sqlite.wal import WriteAheadLog
+from keyloft.engines.sqlite.wal import WriteAheadLog, restarts_log
 from keyloft.engines.sqlite.writes import SqliteWriter
+from keyloft.errors import CommitUnknown, DatabaseError
 
 
 class CommitStep(StrEnum):
@@ -93,11 +95,19 @@ class SqliteCommits:
         outcome = None
         try:
             with self._writing.lock:
-                outcome = writer.try_alone(batch, only)
+                if not restarts_log(writer.connection):
+                    outcome = writer.attempt_alone(batch) if batch.checks else writer.attempt_set(only)
+        except CommitUnknown:
+            raise
+        except (*OF_SQLITE, DatabaseError):
+            return None  # the group waits for the lock, or finds the error
         finally:
             if outcome is None:
                 writer.roll_back()
-        self._wal.committed()
+        if outcome is not None:
+            now = monotonic()
+            writer.sync_times.add(now - began, now)
+            self._wal.committed()
         return outcome
 
     def finish(self, outcome: Outcome) -> None:

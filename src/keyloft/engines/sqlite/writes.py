@@ -201,32 +201,6 @@ class SqliteWriter:
         self._commit(self._begun)
         return self._note(self._begun)
 
-    def try_alone(self, batch: Batch, only: Set) -> Outcome | None:
-        """Commit a batch of only a plain Set on the event loop, without waiting for a lock; None if that failed.
-
-        The caller then calls `roll_back`, also after an exception. Nothing is left behind, and `commit` waits for the
-        lock, or finds the error.
-
-        Raises:
-            CommitUnknown: The disk failed to sync it.
-        """
-        try:
-            if restarts_log(self.connection):
-                return None
-            began = monotonic()
-            if not batch.checks and only.space is _TUPLES:
-                version, at = self.set_alone(only.key, only.value, only.encoding)
-                outcome = outcome_of_set(_TUPLES, only.key, version, at)
-            else:
-                outcome = self.attempt_alone(batch)
-        except CommitUnknown:
-            raise
-        except (*OF_SQLITE, DatabaseError):
-            return None
-        now = monotonic()
-        self.sync_times.add(now - began, now)
-        return outcome
-
     def attempt_alone(self, batch: Batch) -> Outcome:
         """Commit one batch whose caller is on this thread; after an exception, the caller only has to call `roll_back`.
 
@@ -235,6 +209,12 @@ class SqliteWriter:
         begun = self._begin([batch])
         self._commit(begun)
         return self._note(begun)
+
+    def attempt_set(self, only: Set) -> Outcome:
+        """What `attempt_alone` does, for a batch of only a plain Set."""
+        if only.space is not _TUPLES:
+            return self.attempt_alone(Batch((only,)))
+        return outcome_of_set(_TUPLES, only.key, *self.set_alone(only.key, only.value, only.encoding))
 
     def set_alone(self, key: bytes, value: bytes, encoding: int) -> tuple[int, int]:
         """Commit a plain Set of the tuple store, as `attempt_alone` would; returns its version and its time.
