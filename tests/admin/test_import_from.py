@@ -151,9 +151,11 @@ class TestDiskcache:
     ) -> None:
         with diskcache.FanoutCache(str(tmp_path / "all"), shards=2) as shards:
             shards["k"] = "v"
-            shards.cache("users/new")["alice"] = 1
-            shards.deque("jobs").append("first")
-            shards.index("names")["a"] = "b"
+            inner, jobs, names = shards.cache("users/new"), shards.deque("jobs"), shards.index("names")
+            inner["alice"], names["a"] = 1, "b"
+            jobs.append("first")
+            for cache in (inner, jobs.cache, names.cache):  # which the end of the block does not close
+                cache.close()
         report = await refused("diskcache", tmp_path / "all", app)
         assert (report.new, report.refused) == (1, 3)
         assert report.refusals == tuple(

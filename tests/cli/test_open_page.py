@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import ssl
+import sys
 from pathlib import Path
 
 import trustme
@@ -71,8 +72,9 @@ async def test_open_says_how_a_certificate_of_an_own_authority_is_trusted(tmp_pa
     async with running_api(tls=tls) as api:
         url = f"https://127.0.0.1:{api.port}"
         code, _, error = await opened(url, KEYLOFT_HTTP_CERT=str(alone))
-        assert (code, f"the service at {url} has a certificate that is not trusted: " in error) == (1, True), error
-        assert "the certificate and that of its authority" in error
+        if sys.version_info < (3, 13):  # from then on, Python trusts a certificate that stands in the file itself
+            assert (code, f"the service at {url} has a certificate that is not trusted: " in error) == (1, True), error
+            assert "the certificate and that of its authority" in error
         code, _, error = await opened(url, KEYLOFT_HTTP_CERT=str(both))
         assert (code, "has no page" in error) == (1, True), error
         code, _, error = await opened(f"https://localhost:{api.port}", KEYLOFT_HTTP_CERT=str(both))
