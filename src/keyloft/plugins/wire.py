@@ -27,6 +27,8 @@ META: Final = "meta"
 PREFIX: Final = "prefix"
 """Variants of set, get and delete_many."""
 
+# `in` finds an int in bytes in a fifth of the time that it takes to find bytes, and each request is searched.
+_BACKSLASH: Final = ord("\\")
 # Looking up a member of an enum takes longer than making a Get.
 _PLUGINS: Final = Space.PLUGINS
 _JSON: Final = Encoding.JSON
@@ -35,6 +37,9 @@ _JSON: Final = Encoding.JSON
 LARGEST_SET: Final = 6 * limits.PLUGIN_VALUE_BYTES + limits.PLUGIN_REQUEST_BYTES
 # No value of such a set nests too deep: it has no room for the brackets.
 _LARGEST_ORDINARY_SET: Final = 2 * limits.PLUGIN_VALUE_DEPTH
+_KEY_FRAME: Final = len('{"key":""}')
+_SET_FRAME: Final = len('{"key":"","value":}')
+"""How many bytes the shortest request has besides its key, or its key and value."""
 _SET_FIELDS: Final = ("key", "value", "ttl", "ttl_seconds", "if_absent", "expected_version", "keep_ttl")
 
 
@@ -108,9 +113,12 @@ def _reader_of_a_key(make: type[T], carefully: Callable[[str, bytes], T]) -> Cal
             key = _read_keyed(data).key if len(data) <= limits.PLUGIN_KEY_CHARACTERS else ""
         except (msgspec.MsgspecError, ValueError, RecursionError):
             key = ""
+        # Nothing else fits into so few bytes, nor an escape. Many clients send no spaces; this check is the fastest.
+        if key and len(data) == len(key) + _KEY_FRAME:
+            return make(_PLUGINS, (plugin, key))
         # Most keys need no further check. They are short, since the request is; without an escape, JSON has no NUL, and
         # ASCII no surrogates; with four quotes, there is one field.
-        if not key or not key.isascii() or b"\\" in data or data.count(b'"') != 4:
+        if not key or not key.isascii() or _BACKSLASH in data or data.count(b'"') != 4:
             return carefully(plugin, data)
         return make(_PLUGINS, (plugin, key))
 
@@ -137,7 +145,7 @@ deleting = _reader_of_a_key(Delete, delete_carefully)
 
 def getting_each(plugin: str, data: bytes) -> list[Get] | None:
     """The reads that the gets of a `many` request, if they are ordinary ones and in parts; None for other messages."""
-    if b"\\" in data or not data.isascii() or data.count(b",") > limits.MANY_REQUESTS * 2:
+    if _BACKSLASH in data or not data.isascii() or data.count(b",") > limits.MANY_REQUESTS * 2:
         return None
     try:
         many = _read_gets(data)
@@ -161,8 +169,12 @@ def setting(plugin: str, data: bytes) -> Set:
         return set_carefully(plugin, data)
     ttl, alias = request.ttl, request.ttl_seconds
     names = 3 if ttl is UNSET else 4
+    # As for a key: if the value was sent as it is stored, and nothing else fits, there are no more checks to make.
+    size = len(stored)
+    if len(data) == len(request.key) + size + _SET_FRAME and data[-size - 1 : -1] == stored:
+        return Set(_PLUGINS, (plugin, request.key), stored, _JSON)
     # If the quotes of all strings are accounted for, no name is doubled and none is unknown.
-    if is_escaped := b"\\" in data:
+    if is_escaped := _BACKSLASH in data:
         unaccounted = json_text.quotes(data) - json_text.quotes(stored)
     else:
         unaccounted = data.count(b'"') - stored.count(b'"')
@@ -175,7 +187,7 @@ def setting(plugin: str, data: bytes) -> Set:
 
 def setting_each(plugin: str, data: bytes) -> list[Set] | None:
     """The writes that the sets of a `many` request, if they are ordinary ones and in parts; None for other messages."""
-    if len(data) > limits.SETS_READ_AT_ONCE_BYTES or b"\\" in data:
+    if len(data) > limits.SETS_READ_AT_ONCE_BYTES or _BACKSLASH in data:
         return None
     try:
         with json_text.collecting_no_garbage(data):
@@ -186,7 +198,7 @@ def setting_each(plugin: str, data: bytes) -> list[Set] | None:
         return None
     # As for a set: if the quotes of all strings are accounted for, no name is doubled in any of them.
     names = 2 if many.short is UNSET else 3
-    if data.count(b'"') != 10 * len(sets) + 2 * names + sum([value.count(b'"') for value in stored]):
+    if data.count(b'"') != 10 * len(sets) + 2 * names + b"".join(stored).count(b'"'):
         return None
     if len(sets) > limits.MANY_REQUESTS or max(map(len, stored), default=0) > _LARGEST_ORDINARY_SET:
         return None
@@ -202,7 +214,7 @@ def listing(plugin: str, data: bytes) -> Scan:
 def incrementing(plugin: str, data: bytes) -> Add:
     """The addition that an incr requests."""
     try:
-        if len(data) <= limits.PLUGIN_KEY_CHARACTERS and b"\\" not in data:
+        if len(data) <= limits.PLUGIN_KEY_CHARACTERS and _BACKSLASH not in data:
             request = _read_counted(data)
             # As for a get: with this many quotes, no field is doubled.
             names = 1 + (request.by is not UNSET) + (request.ttl is not UNSET)
@@ -268,7 +280,7 @@ def deleting_many(plugin: str, data: bytes) -> ManyKeys:
 
 def _plain_names(data: bytes) -> list[str] | None:
     """The keys of a request that has nothing else, each once; None if it is to be read carefully."""
-    if len(data) > limits.KEYS_REQUEST_BYTES or b"\\" in data or not data.isascii():
+    if len(data) > limits.KEYS_REQUEST_BYTES or _BACKSLASH in data or not data.isascii():
         return None
     try:
         names = _read_keys(data).keys
@@ -298,7 +310,7 @@ def _set_many(plugin: str, data: bytes) -> ManyValues:
         values = json_text.on_any_stack(_read_entries, text).entries
     except msgspec.ValidationError:
         values = {}  # a key is too short or too long
-    if not values or b"\\" in text:
+    if not values or _BACKSLASH in text:
         for key in entries:
             rules.key(key, argument="a key of entries")
     if len(text) > limits.PLUGIN_VALUE_BYTES:
