@@ -331,6 +331,14 @@ class TestReading:
         assert taken == [*[one for one in messages if one[0] != b"others"], (b"last", b"", b"hi")]
         assert others == [data for subject, _, data in messages if subject == b"others"]
 
+    @pytest.mark.parametrize("data", [b"x 12", b"x 2", b" 1 2", b"1 2"])
+    async def test_data_is_no_part_of_the_line_before_it(self, data: bytes) -> None:
+        connection = NatsConnection()
+        taken: list[tuple[bytes, bytes, bytes]] = []
+        connection.handle(Subscription(connection, 1), lambda *message: taken.append(message))
+        await connection.parser.parse(b"MSG a 1 %d\r\n%b\r\nMSG b 1 r 2\r\nhi\r\n" % (len(data), data))
+        assert taken == [(b"a", b"", data), (b"b", b"r", b"hi")]
+
     async def test_a_large_message_of_a_lost_connection_is_forgotten(self) -> None:
         connection = NatsConnection()
         taken: list[bytes] = []
