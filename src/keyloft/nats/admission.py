@@ -51,18 +51,15 @@ class Admission(InternalRequests):
                 route = _UNROUTED if owners.shares_queue(subject) else owners.route(subject)
             except EventSubject:
                 return []
-        name, operation, about = route
+        operation = route.operation
         if operation.holds_requests:
             size += limits.REQUEST_BYTES * min(1 + data.count(b","), limits.MANY_REQUESTS)
-        owner = owners.others if route is _UNROUTED else owners.known.get(name) or owners.of(name)
+        owner = owners.others if route is _UNROUTED else owners.known.get(route.owner) or owners.of(route.owner)
         now = perf_counter()
-        unanswered = owner.request_bytes + size
-        most = (
-            self._most_requests if unanswered > limits.LITTLE_UNANSWERED_BYTES else self._most_requests + self._reserve
-        )
+        unanswered, of_all = owner.request_bytes + size, self._request_bytes + size
         if (
             unanswered > bounds.owner_bytes
-            or self._request_bytes + size > most
+            or (of_all > self._most_requests and not self._may_use_reserve(unanswered, of_all))
             or (bounds.requests_per_second is not None and owner.is_too_fast(bounds.requests_per_second, now))
         ):
             replies = self._refuse(owner, operation, reply)
@@ -72,13 +69,16 @@ class Admission(InternalRequests):
             self.deadlines.start()
         if not owner.request_bytes:
             owner.visits += 1
-        owner.request_bytes = unanswered
-        self._request_bytes += size
+        owner.request_bytes, self._request_bytes = unanswered, of_all
         content = (subject, data) if route is _UNROUTED else data
-        owner.waiting.append(Request(owner, operation, about, reply, content, now, size))
+        owner.waiting.append(Request(owner, operation, route.about, reply, content, now, size))
         if not owner.is_in_turn:
             self._turns.give(owner)
         return None
+
+    def _may_use_reserve(self, unanswered: int, of_all: int) -> bool:
+        """Whether an owner with so much unanswered, itself included, may use what is kept for those with little."""
+        return unanswered <= limits.LITTLE_UNANSWERED_BYTES and of_all <= self._most_requests + self._reserve
 
     def hand_in(
         self, subject: bytes, data: bytes, answer: Callable[[bytes], None], operation: Operation | None = None

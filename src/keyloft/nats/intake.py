@@ -161,8 +161,9 @@ class Intake(Admission, ManyIntake):
                 raise InvalidSubject("a reply subject under the service's own prefixes is refused")
             if operation is UNKNOWN_OPERATION:
                 subject, request.content = request.content
-                _, operation, request.about = self._owners.route(subject)
-                request.operation = operation
+                route = self._owners.route(subject)
+                operation = request.operation = route.operation
+                request.about = route.about
             if now - request.arrived > self._deadline and request.reply:
                 raise self.deadlines.stalled(NOT_CARRIED_OUT)
             content = request.content = operation.read(request.about, request.content)

@@ -1,11 +1,13 @@
 """What a service gives its intake: the meaning of a subject, and a log for what becomes of requests."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 from keyloft.nats.requests import Operation, Request
 
 
-class Route(NamedTuple):
+class Route(Struct, frozen=True):
     """What a subject means."""
 
     owner: str

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
+from msgspec.structs import replace
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
@@ -120,7 +121,7 @@ class DatabaseService(NatsService):
 
     def _route(self, subject: str) -> Route:
         route = super()._route(subject)
-        return route._replace(operation=self._under_quota(route.owner, route.operation)) if route.owner else route
+        return replace(route, operation=self._under_quota(route.owner, route.operation)) if route.owner else route
 
     def _under_quota(self, plugin: str, operation: Operation) -> Operation:
         """The operation of this name for a plugin, which may have a quota."""
