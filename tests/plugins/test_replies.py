@@ -1,4 +1,4 @@
-"""The replies of the plugin service: values that are sent alone are those that each reply would show."""
+"""The replies of the plugin service: what is made for several gets together is what each of them would have."""
 
 import json
 
@@ -26,9 +26,18 @@ PIECES = [
     b'"\xc3',
     b"NaN",
 ]
+several = st.lists(st.none() | st.sampled_from(PIECES) | st.integers().map(lambda n: b"%d" % n), min_size=1, max_size=8)
 
 
-@given(st.lists(st.none() | st.sampled_from(PIECES) | st.integers().map(lambda n: b"%d" % n), min_size=1, max_size=8))
+@given(several)
+@examples(300)
+def test_replies_that_are_made_together_are_those_that_each_get_would_have(stored: list[bytes | None]) -> None:
+    records = [None if value is None else Record(KEY, value, 0, 1, None) for value in stored]
+    together = replies.got_each(records)
+    assert together is None or together == [replies.got(Get(Space.PLUGINS, KEY), record) for record in records]
+
+
+@given(several)
 @examples(300)
 def test_values_are_sent_alone_only_if_each_get_would_be_answered_with_its_value(stored: list[bytes | None]) -> None:
     records = [None if value is None else Record(KEY, value, 0, 1, None) for value in stored]

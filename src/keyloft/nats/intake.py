@@ -8,34 +8,32 @@ outbox, and `end` makes room for the next request.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from nats.aio.client import Client as Nats
 
 from keyloft import limits
 from keyloft.core.engine import Engine, TakesSeveral, Verdict
-from keyloft.errors import Busy, InvalidSubject
+from keyloft.errors import InvalidSubject
 from keyloft.nats.admission import Admission
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import NOT_CARRIED_OUT, Deadlines
-from keyloft.nats.direct_requests import DIRECT, WITHDRAWN
-from keyloft.nats.errors import wire_code
+from keyloft.nats.direct_requests import DIRECT
 from keyloft.nats.joint_reads import JointReads
-from keyloft.nats.many import TOO_FAST, Collectors, ManyWrites
+from keyloft.nats.many import Collectors
 from keyloft.nats.many_intake import ManyIntake
 from keyloft.nats.meters import ServiceMeters
-from keyloft.nats.outbox import BUSY, Outbox
+from keyloft.nats.outbox import Outbox
 from keyloft.nats.owners import Owners
 from keyloft.nats.reporting import IntakeReporter, Route
-from keyloft.nats.requests import UNKNOWN_OPERATION, Call, EngineWrite, Operation, Owner, PointRead, Request, Variant
+from keyloft.nats.requests import UNKNOWN_OPERATION, Call, EngineWrite, Owner, PointRead, Request, Variant
 from keyloft.nats.scheduler import OwnerScheduler, steps
 from keyloft.nats.turn_reads import PendingReads, TurnReads
 
 
-class Intake(Admission, ManyIntake):
+class Intake(ManyIntake, Admission):
     """Takes in the requests of one service, carries them out on an engine, and answers them."""
 
     def __init__(
@@ -76,13 +74,12 @@ class Intake(Admission, ManyIntake):
         self._outbox = Outbox(nats, (*self._reserved, DIRECT), self._sent, self._refused_busy, reporter.unsent)
         self._owners = Owners(route, words, meters)
         self._without_room: dict[Owner, None] = {}
-        """Owners whose next request waits until other owners' replies are sent."""
         self._request_bytes = self._reply_bytes = 0
         self.calls: set[Request] = set()
         """The requests that are carried out by a coroutine."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_reads = TurnReads(engine, self._answer, lambda: self.deadlines.stalled())
-        self._joint_reads = JointReads(engine, self._turn_reads.make, self._answer, self._send_replies)
+        self._joint_reads = JointReads(engine, self._turn_reads.make, self._answer_found, self._send_replies)
         self._turns = OwnerScheduler(nats, self._take_turn, self._can_go_on, self._end_turns)
         self.reads = self._turn_reads.under_way
         """The requests that wait for the database to read, by their tasks."""
@@ -286,133 +283,3 @@ class Intake(Admission, ManyIntake):
         self._tasks.discard(task)
         self.calls.discard(request)
         self.end(request)
-
-    # Answering
-
-    def _answer(self, requests: Sequence[Request], outcomes: Sequence[Any]) -> None:
-        """Answer reads or writes, each with what became of it: most requests pass here, so in one go."""
-        now, logs_all = perf_counter(), self._reporter.logs_all()
-        given_back = given_room = 0
-        replies: list[tuple[bytes, bytes]] = []
-        reply_bytes: dict[Owner, int] = {}
-        for request, outcome in zip(requests, outcomes, strict=True):
-            owner, operation, is_written = request.owner, request.operation, False
-            try:
-                if isinstance(outcome, Exception):
-                    reply = self._refusal(request, outcome)
-                else:
-                    reply = operation.reply(request.content, outcome)
-                    is_written = request.written is not None
-                    seconds = now - request.arrived
-                    owner.meter.durations[operation.name].add(seconds)
-                    if logs_all or seconds > limits.SLOW_SECONDS:
-                        self._reporter.done(request, seconds, outcome)
-            except Exception as error:
-                reply = self._refusal(request, error)
-            room, size = request.reserved, request.size
-            if request.collector is not None:
-                request.collector.add(request.position, reply, is_written)
-            elif request.reply:
-                replies.append((request.reply, reply))
-                room -= (length := len(reply))
-                reply_bytes[owner] = reply_bytes.get(owner, 0) + length
-            if request.written is not None:
-                owner.end_write(request)
-            elif request.read is not None:
-                owner.end_read(request)
-            # As in `end` and in `_make_room`: otherwise these requests would never be freed.
-            request.cancel = request.content = None
-            owner.under_way -= 1
-            owner.under_way_bytes -= size
-            owner.request_bytes -= size
-            given_back += size
-            owner.reply_bytes -= room
-            given_room += room
-            if not owner.is_in_turn and (owner.waiting or owner.ready):
-                self._turns.give(owner)
-        if replies:
-            self._outbox.add_all(replies, reply_bytes.items())
-        self._request_bytes -= given_back
-        self._reply_bytes -= given_room
-        if not self._request_bytes:
-            self._is_empty.set()
-        if self._without_room:
-            self._let_go_on()
-
-    def _finish(self, request: Request, reply: bytes, outcome: Any) -> None:
-        """Answer a request that was carried out."""
-        seconds = perf_counter() - request.arrived
-        request.owner.meter.durations[request.operation.name].add(seconds)
-        if seconds > limits.SLOW_SECONDS or self._reporter.logs_all():
-            self._reporter.done(request, seconds, outcome)
-        self._send(request, reply, is_written=request.written is not None)
-
-    def refuse(self, request: Request, error: Exception) -> None:
-        """Answer a request that was refused, or has failed."""
-        if isinstance(request.content, ManyWrites):
-            self._refuse_together(request, request.content, error)
-            return
-        self._send(request, self._refusal(request, error))
-
-    def _refusal(self, request: Request, error: Exception) -> bytes:
-        if request.operation is TOO_FAST:
-            self._refused_busy(request.owner, TOO_FAST, *((1, 0) if request.reply else (0, 1)))
-            return BUSY
-        if request.operation is WITHDRAWN:
-            return b""
-        request.owner.meter.errors[wire_code(error)] += 1
-        return self._reporter.refused(request, error)
-
-    def _send(self, request: Request, reply: bytes, *, is_written: bool = False) -> None:
-        if request.collector is not None:
-            collector, request.collector, request.reply = request.collector, None, b""
-            collector.add(request.position, reply, is_written)
-        elif request.reply:
-            self._outbox.add(request.owner, request.reply, reply)
-            request.reply = b""
-            request.reserved -= len(reply)  # the outbox has them now
-
-    def end(self, request: Request) -> None:
-        """Note that a request is done, and let its owner go on."""
-        owner = request.owner
-        # `cancel` refers back to the request, and Python's garbage collector does not follow requests (`gc=False`):
-        # it would free neither of the two.
-        request.cancel = request.content = None
-        if request.written is not None:
-            owner.end_write(request)
-        elif request.read is not None:
-            owner.end_read(request)
-        self._make_room(owner, request.size, request.reserved)
-
-    def _make_room(self, owner: Owner, size: int, reply_size: int) -> None:
-        """Give back the bytes that a finished request counted as, and what is left of the room for its reply."""
-        owner.under_way -= 1
-        owner.under_way_bytes -= size
-        owner.request_bytes -= size
-        self._request_bytes -= size
-        if not self._request_bytes:
-            self._is_empty.set()
-        self._sent([(owner, reply_size)])
-
-    def _sent(self, replies: Iterable[tuple[Owner, int]]) -> None:
-        """Give back room for replies, each of an owner and a size, and let owners go on that have waited for it."""
-        for owner, size in replies:
-            owner.reply_bytes -= size
-            self._reply_bytes -= size
-            if not owner.is_in_turn and (owner.waiting or owner.ready):
-                self._turns.give(owner)
-        if self._without_room:
-            self._let_go_on()
-
-    def _let_go_on(self) -> None:
-        """Let owners go on that have waited for room, if there is some."""
-        if self._reply_bytes < self._most_replies:
-            waiting, self._without_room = self._without_room, {}
-            for other in waiting:
-                if not other.is_in_turn:
-                    self._turns.give(other)
-
-    def _refused_busy(self, owner: Owner, operation: Operation, answered: int, dropped: int) -> None:
-        owner.meter.errors[Busy.code] += answered
-        owner.meter.dropped += dropped
-        self._reporter.refused_busy(owner.name, operation, answered, dropped)

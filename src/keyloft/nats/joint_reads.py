@@ -3,9 +3,8 @@
 With ten owners that have six gets each, a get takes a tenth less CPU time than with a read per owner.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any
 
 from keyloft import limits
 from keyloft.core.engine import Engine
@@ -34,13 +33,14 @@ class JointReads:
         self,
         engine: Engine,
         make: Callable[[Owner, Sequence[Request]], None],
-        answer: Callable[[Sequence[Request], Sequence[Any]], None],
+        answer: Callable[[Mapping[Owner, Sequence[Request]], Sequence[Record | None]], Sequence[int]],
         send: Callable[[], None],
     ) -> None:
         """Args:
         engine: Reads the entries.
         make: Makes the reads of one owner alone.
-        answer: Called with requests and the entries that they ask for, or errors.
+        answer: Called with the requests of some owners and the entries that they ask for; returns about how many bytes
+            those of each owner and their replies have.
         send: Sends the replies.
         """
         self._engine = engine
@@ -79,7 +79,7 @@ class JointReads:
             return
         begun, self._begun = self._begun, {}
         count, self._count = self._count, 0
-        if len(begun) == 1 or count > limits.GETS_PER_READ or not self._made_together(begun):
+        if count > limits.GETS_PER_READ or not self._made_together(begun):
             for owner, requests in begun.items():
                 began = perf_counter()
                 self._make(owner, requests)
@@ -88,16 +88,11 @@ class JointReads:
     def _made_together(self, begun: dict[Owner, Sequence[Request]]) -> bool:
         """Make reads of several owners as one; returns whether the engine answered at once."""
         began = perf_counter()
-        requests = [request for some in begun.values() for request in some]
-        if (records := read_at_once(self._engine, [request.content for request in requests])) is None:
+        asks = [request.content for some in begun.values() for request in some]
+        if (records := read_at_once(self._engine, asks)) is None:
             return False
-        self._answer(requests, records)
         # The time to read and answer an entry depends on its size, and hardly on its owner.
-        sizes, first = [], 0
-        for some in begun.values():
-            found = [len(record.value) for record in records[first : first + len(some)] if record is not None]
-            sizes.append(limits.REQUEST_BYTES * len(some) + sum(found))
-            first += len(some)
+        sizes = self._answer(begun, records)
         price = (perf_counter() - began) / sum(sizes)
         for owner, size in zip(begun, sizes, strict=True):
             owner.credit -= price * size

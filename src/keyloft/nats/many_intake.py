@@ -9,15 +9,14 @@ from typing import Any
 from keyloft import limits
 from keyloft.core.engine import Engine, TakesSeveral, Verdict
 from keyloft.core.records import Committed, Get
+from keyloft.nats.answering import Answering
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.joint_reads import read_at_once
 from keyloft.nats.many import NO_REPLIES, Collectors, ManyRequests, ManyWrites, PartCollector, requests_of
-from keyloft.nats.outbox import Outbox
-from keyloft.nats.reporting import IntakeReporter
 from keyloft.nats.requests import EngineWrite, Operation, Owner, Request
 
 
-class ManyIntake:
+class ManyIntake(Answering):
     """The part of an intake that handles messages with several requests."""
 
     _bounds: IntakeBounds
@@ -28,9 +27,6 @@ class ManyIntake:
     _several: TakesSeveral | None
     """The engine, if it takes several batches at once."""
     _loop: asyncio.AbstractEventLoop
-    _outbox: Outbox
-    _reply_bytes: int
-    _reporter: IntakeReporter
 
     def _has_room(self, owner: Owner) -> bool:
         raise NotImplementedError
@@ -40,18 +36,8 @@ class ManyIntake:
         self._collectors.send_parts()
         self._outbox.send_at_once()
 
-    def _answer(self, requests: Sequence[Request], outcomes: Sequence[Any]) -> None:
-        raise NotImplementedError
-
     def _answer_writes(self) -> None:
         """Answer the writes that are decided."""
-        raise NotImplementedError
-
-    def _finish(self, request: Request, reply: bytes, outcome: Any) -> None:
-        raise NotImplementedError
-
-    def end(self, request: Request) -> None:
-        """Note that a request is done."""
         raise NotImplementedError
 
     def _take_in_many(self, request: Request, content: ManyRequests, *, is_ordered: bool) -> None:
@@ -206,6 +192,13 @@ class ManyIntake:
         writes.answered.update([position for position, _ in outcomes])
         owner.under_way += len(requests)  # as `_answer` counts it
         self._answer(requests, [outcome for _, outcome in outcomes])
+
+    def refuse(self, request: Request, error: Exception) -> None:
+        """Answer a request that was refused, or has failed."""
+        if isinstance(request.content, ManyWrites):
+            self._refuse_together(request, request.content, error)
+        else:
+            super().refuse(request, error)
 
     def _refuse_together(self, request: Request, writes: ManyWrites, error: Exception) -> None:
         """Refuse the writes of a message that are not answered, because their deadline has passed."""

@@ -66,6 +66,10 @@ class Operation:
         """The reply, made from what `read` returned and its outcome; a Call makes its own."""
         raise NotImplementedError
 
+    def reply_each(self, outcomes: Sequence[Any], /) -> Sequence[bytes] | None:
+        """The replies to several that were carried out, made together; None if each is to be made by `reply`."""
+        return None
+
     def values(self, outcomes: Sequence[Any], /) -> bytes | None:
         """Of a get: the values that several have found, with commas between them; None if some have no usual reply."""
         return None

@@ -40,6 +40,7 @@ class PluginPointRead(PointRead):
     name = "get"
     reply_bytes = limits.VALUE_REPLY_BYTES
     reply = staticmethod(replies.got)
+    reply_each = staticmethod(replies.got_each)
     values = staticmethod(replies.values_found)
 
     def key(self, content: Get) -> str:

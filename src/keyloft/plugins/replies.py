@@ -18,6 +18,7 @@ DELETED: Final = b'{"success":true,"deleted":true}'
 NOT_DELETED: Final = b'{"success":true,"deleted":false}'
 ABSENT: Final = b'{"success":true,"exists":false}'
 TOUCHED: Final = b'{"success":true,"exists":true}'
+_FOUND: Final = b'{"success":true,"exists":true,"value":%b}'
 
 
 _split = msgspec.json.Decoder(list[Raw]).decode
@@ -39,14 +40,25 @@ def got(content: Get, record: Record | None) -> bytes:
     if is_broken:
         report_broken(record)
         return ABSENT
-    return b'{"success":true,"exists":true,"value":%b}' % value
+    return _FOUND % value
 
 
 def values_found(records: Sequence[Record | None]) -> bytes | None:
     """The values that several gets have found, with commas between them; None if `got` has to look at each of them."""
     values = [record.value for record in records if record is not None]
-    if len(values) < len(records):
+    return None if len(values) < len(records) else _joined(values)
+
+
+def got_each(records: Sequence[Record | None]) -> list[bytes] | None:
+    """The replies to several gets, whose values are checked together; None if `got` has to look at each of them."""
+    values = [record.value for record in records if record is not None]
+    if values and _joined(values) is None:
         return None
+    return [ABSENT if record is None else _FOUND % record.value for record in records]
+
+
+def _joined(values: Sequence[bytes]) -> bytes | None:
+    """Stored values with commas between them, if each of them is JSON that callers can read."""
     try:
         joined, lengths = b",".join(values), list(map(len, values))
         # As in `got`. If an array of them has items of these very lengths, each of them is JSON.
