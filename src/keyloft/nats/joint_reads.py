@@ -44,29 +44,27 @@ class JointReads:
         send: Sends the replies.
         """
         self._engine = engine
+        self._reads_at_once = engine.reads_at_once
         self._make = make
         self._answer = answer
         self._send = send
-        self._begun: dict[Owner, Sequence[Request]] = {}
+        self.begun: dict[Owner, Sequence[Request]] = {}
+        """The reads that are not yet made."""
         self._count = 0
 
     def add(self, owner: Owner, requests: Sequence[Request]) -> None:
         """Add reads that a turn has begun: they are made before the owner's next turn, at the latest by `make_all`."""
-        if not self._engine.reads_at_once:
+        if not self._reads_at_once:
             self._make(owner, requests)
             return
-        if self._begun and self._count + len(requests) > limits.GETS_PER_READ:
+        if self.begun and self._count + len(requests) > limits.GETS_PER_READ:
             # Sent now, so that their senders go on while others' requests are read.
-            self._make_in_turn_of(owner)
-        self._begun[owner] = requests
+            self.make_in_turn_of(owner)
+        self.begun[owner] = requests
         self._count += len(requests)
 
-    def make_before_turn(self, owner: Owner) -> None:
-        """Make all reads if an owner has some among them: what it asks for next may change what they read."""
-        if owner in self._begun:
-            self._make_in_turn_of(owner)
-
-    def _make_in_turn_of(self, owner: Owner) -> None:
+    def make_in_turn_of(self, owner: Owner) -> None:
+        """Make all reads now, in the turn of an owner."""
         # The owner pays for its turn with credit; these reads are paid by the owners that asked for them.
         began = perf_counter()
         self.make_all()
@@ -75,9 +73,9 @@ class JointReads:
 
     def make_all(self) -> None:
         """Make the reads that were added."""
-        if not self._begun:
+        if not self.begun:
             return
-        begun, self._begun = self._begun, {}
+        begun, self.begun = self.begun, {}
         count, self._count = self._count, 0
         if count > limits.GETS_PER_READ or not self._made_together(begun):
             for owner, requests in begun.items():

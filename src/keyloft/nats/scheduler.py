@@ -72,7 +72,7 @@ class OwnerScheduler:
                 ended = perf_counter()
                 owner.credit -= ended - now
                 now = ended
-                if not owner.is_in_turn and self._can_go_on(owner):
+                if (owner.waiting or owner.ready) and not owner.is_in_turn and self._can_go_on(owner):
                     owner.is_in_turn = True
                     owners.append(owner)
         finally:
