@@ -173,7 +173,9 @@ class ManyIntake(Answering):
             if {*map(type, writes.outcomes)} == {Committed} and seconds <= limits.SLOW_SECONDS and not writes.answered:
                 operation = request.operation
                 request.owner.meter.durations[operation.name].add_several(seconds, len(writes.contents))
-                replies = list(map(operation.reply, writes.contents, writes.outcomes))
+                replies = operation.reply_each(writes.outcomes)
+                if replies is None:
+                    replies = list(map(operation.reply, writes.contents, writes.outcomes))
                 writes.collector.add_first(replies, is_written=True)
             else:
                 self._answer_each(request, writes, [one for one in writes.unanswered if one[1] is not None])

@@ -390,11 +390,15 @@ class Owner:
         if keys is None:
             self._exclusive, keys = write, ()
         write.written = keys
+        writing = self._writing
         if len(keys) == 1:
             [key] = keys
-            write.before = self._writing.get(key)
+            # Most keys are not being written: then one search of the dict is enough.
+            if (before := writing.setdefault(key, write)) is not write:
+                write.before, writing[key] = before, write
+            return
         for key in keys:
-            self._writing[key] = write
+            writing[key] = write
 
     def end_write(self, write: Request) -> None:
         """Note that a write has ended, with or without success, so that requests no longer wait for it."""
@@ -407,12 +411,13 @@ class Owner:
         before, write.before = write.before, None
         # A withdrawn write may end before an earlier write of its key: requests that waited for it wait for that one.
         heir = None if before is None or before.is_done else before
+        writing = self._writing
         for key in write.written or ():
-            if self._writing.get(key) is write:
-                if heir is None:
-                    del self._writing[key]
-                else:
-                    self._writing[key] = heir
+            if (last := writing.pop(key, None)) is not write:
+                if last is not None:
+                    writing[key] = last
+            elif heir is not None:
+                writing[key] = heir
         if write.waiting is not None:
             if heir is not None:
                 heir.waiting = [*(heir.waiting or ()), *write.waiting]

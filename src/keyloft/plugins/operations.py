@@ -1,6 +1,6 @@
 """The operations of the plugins' storage: what each message asks of the engine, and the reply to it."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 from msgspec import Raw
 from nats.aio.client import Client as Nats
@@ -116,6 +116,9 @@ class PluginPlainSet(PluginWrite):
 
     def reply(self, content: Set, outcome: Committed | Conflict, /) -> bytes:
         return replies.STORED
+
+    def reply_each(self, outcomes: Sequence[Committed], /) -> list[bytes]:
+        return [replies.STORED] * len(outcomes)
 
     def details(self, content: Set, outcome: Committed) -> dict[str, int | None]:
         ttl = content.expire_in
