@@ -12,6 +12,7 @@ from keyloft.nats.errors import overloaded
 from keyloft.nats.handlers import Handled, RefusedNames
 from keyloft.nats.internal_requests import InternalRequests
 from keyloft.nats.outbox import TOO_MUCH
+from keyloft.nats.refused_operations import TooLargeMessage
 from keyloft.nats.reporting import EventSubject, Route
 from keyloft.nats.requests import (
     NO_OPERATION,
@@ -20,7 +21,6 @@ from keyloft.nats.requests import (
     Operation,
     Owner,
     Request,
-    TooLargeMessage,
 )
 
 _UNROUTED: Final = Route("", UNKNOWN_OPERATION, None)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from keyloft.errors import KeyloftError
-from keyloft.nats.requests import RefusedOperation, Request
+from keyloft.nats.refused_operations import RefusedOperation
+from keyloft.nats.requests import Request
 
 DIRECT: Final = b"not over NATS"
 """Stands for the reply subject of a direct request, which has a deadline because its client waits. It is no subject of

@@ -17,7 +17,8 @@ from keyloft.errors import Busy, InvalidArgument, InvalidJson, InvalidSubject, K
 from keyloft.nats import payloads
 from keyloft.nats.errors import refusal
 from keyloft.nats.outbox import TOO_MUCH
-from keyloft.nats.requests import Operation, RefusedOperation, ReplyCollector, Request
+from keyloft.nats.refused_operations import RefusedOperation
+from keyloft.nats.requests import Operation, ReplyCollector, Request
 
 _REPLIES: Final = b'{"success":true,"replies":[%b]}'
 NO_REPLIES: Final = _REPLIES % b""

@@ -3,7 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn, Optional, Protocol
+from typing import Any, Final, Optional, Protocol
 
 from msgspec import Struct
 
@@ -131,31 +131,6 @@ class Call(Operation):
     def carry_out(self, content: Any) -> Coroutine[Any, Any, tuple[bytes, Any]]:
         """The reply, and the outcome that `details` shows."""
         raise NotImplementedError
-
-
-class RefusedOperation(NoOperation):
-    """Stands for what can't be carried out, such as the operation of a subject that names none: it is refused."""
-
-    def __init__(self, kind: type[KeyloftError], message: str) -> None:
-        """`kind` and `message` of the error; not the error itself, whose traceback would keep each message."""
-        self._kind = kind
-        self._message = message
-
-    def read(self, about: Any, data: bytes, /) -> NoReturn:
-        raise self._kind(self._message)
-
-
-class TooLargeMessage(NoOperation):
-    """Stands for the operation of a message that is larger than the operation takes, and was skipped unread."""
-
-    def __init__(self, operation: Operation, size: int) -> None:
-        """`size` is how many bytes the message had."""
-        self.name = operation.name
-        self._operation = operation
-        self._size = size
-
-    def read(self, about: Any, data: bytes, /) -> NoReturn:
-        raise self._operation.too_large(self._size)
 
 
 class ReplyCollector(Protocol):

@@ -40,8 +40,9 @@ from keyloft.nats.overload import OverloadLog
 from keyloft.nats.payloads import to_json
 from keyloft.nats.publications import Watchable
 from keyloft.nats.publisher import EventPublisher
+from keyloft.nats.refused_operations import RefusedOperation
 from keyloft.nats.reporting import EventSubject, Route
-from keyloft.nats.requests import Operation, RefusedOperation, Request
+from keyloft.nats.requests import Operation, Request
 from keyloft.nats.schemas import Messages
 from keyloft.nats.service_streams import ServiceStream, ServiceStreams
 from keyloft.nats.watch_operation import WatchOperation
