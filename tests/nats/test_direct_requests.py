@@ -132,6 +132,45 @@ async def test_a_withdrawn_one_is_not_carried_out_and_leaves_nothing_behind(clie
         assert not service.meters.owners["trivia"].errors
 
 
+async def test_of_writes_that_wait_together_each_is_withdrawn_by_itself(client: Nats, db: BotDatabase) -> None:
+    async with serving(client, db, PREFIX) as service:
+        async with locked(db):
+            hand_in(service, "trivia.set", key="first", value=1)
+            assert (await ask(service, "quotes.get", key="k"))["success"], "the database has this write by now"
+            handed = [
+                hand_in(service, f"{plugin}.set", key="k", value=plugin) for plugin in ("trivia", "quotes", "cards")
+            ]
+            assert (await ask(service, "quotes.get", key="other"))["success"], "the database has these, too"
+            handed[1][0].withdraw()
+        for _, replied in handed[::2]:
+            assert json.loads(await replied) == {"success": True}
+        assert not handed[1][1].done()
+        stored = [(await ask(service, f"{plugin}.get", key="k"))["exists"] for plugin in ("trivia", "quotes", "cards")]
+        assert stored == [True, False, True]
+
+
+async def test_writes_keep_their_order_however_the_database_gets_them(client: Nats, db: BotDatabase) -> None:
+    small: dict[str, Any] = {"key": "k", "value": 1}
+    large = {"key": "k", "value": "x" * 5000}
+    together = {"parts": True, "requests": [{"op": "set", **small}]}
+    writes: list[tuple[str, dict[str, Any]]]
+    writes = [
+        ("set", small),
+        ("set", large),
+        ("set_many", {"entries": {"k": 1}}),
+        ("many", together),
+        ("delete", small),
+    ]
+    async with serving(client, db, PREFIX) as service:
+        for (last, fields), others in [(one, writes[:at] + writes[at + 1 :]) for at, one in enumerate(writes)]:
+            for operation, asked in (*others, (last, fields)):
+                hand_in(service, f"trivia.{operation}", **asked)
+            expected = {"success": True, "exists": last != "delete"}
+            if last != "delete":
+                expected["value"] = fields.get("value", 1)
+            assert await ask(service, "trivia.get", key="k") == expected, last
+
+
 async def test_an_owner_or_operation_that_can_not_be_is_refused(client: Nats, db: BotDatabase) -> None:
     async with serving(client, db, PREFIX) as service:
         for name in ("a.b", "trivia.events", "", "X", "*"):

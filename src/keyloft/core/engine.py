@@ -185,14 +185,26 @@ class Engine(Reader, Protocol):
         """Finish or refuse the calls under way, end the watches, close the database."""
 
 
+class SeveralSubmitted(Submission, Protocol):
+    """Batches that were submitted together."""
+
+    def withdraw_one(self, position: int) -> bool:
+        """Don't write one of the batches; `done` is called nevertheless, and its verdict means nothing.
+
+        Returns False if the batches are being written already.
+        """
+
+
 @runtime_checkable
 class TakesSeveral(Protocol):
     """An engine that takes several batches in less time than one after the other."""
 
-    def submit_each(self, batches: Sequence[records.Batch], done: Callable[[Sequence[Verdict]], None]) -> Submission:
+    def submit_each(
+        self, batches: Sequence[records.Batch], done: Callable[[Sequence[Verdict]], None]
+    ) -> SeveralSubmitted:
         """Like `submit` of each, none of them long: each is committed or refused by itself.
 
-        `done` is called once, with the verdict on each. All of them are withdrawn, or none.
+        `done` is called once, with the verdict on each. All of them are withdrawn, or some, or none.
 
         Raises:
             Closed: The engine is closed.

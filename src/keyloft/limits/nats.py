@@ -152,6 +152,9 @@ PAGE_REPLY_BYTES: Final = 4 * 1024 * 1024
 SHORT_REPLY_BYTES: Final = 512
 """A reply of up to this many bytes always fits into one message with the others of a `many`."""
 
+WRITES_SUBMITTED_TOGETHER: Final = 64
+"""How many small writes of a service are handed to the engine together."""
+
 OWNER_REPLY_BYTES: Final = 4 * 1024 * 1024
 """With this many bytes of replies that are being made or sent, the next requests of their owner wait."""
 

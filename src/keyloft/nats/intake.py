@@ -22,6 +22,7 @@ from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.deadlines import NOT_CARRIED_OUT, Deadlines
 from keyloft.nats.direct_requests import DIRECT
 from keyloft.nats.joint_reads import JointReads
+from keyloft.nats.joint_writes import JointWrites
 from keyloft.nats.many import Collectors
 from keyloft.nats.many_intake import ManyIntake
 from keyloft.nats.meters import ServiceMeters
@@ -62,6 +63,7 @@ class Intake(ManyIntake, Admission):
         """
         self._engine = engine
         self._several = engine if isinstance(engine, TakesSeveral) else None
+        self._joint_writes = None if self._several is None else JointWrites(self._several, self._decided_each)
         self._collectors = Collectors(nats)
         self._reporter = reporter
         self._reserved = tuple([prefix.encode() for prefix in reserved])
@@ -85,7 +87,7 @@ class Intake(ManyIntake, Admission):
         """The requests that wait for the database to read, by their tasks."""
         self._writes: list[Request] = []
         """Writes that are decided and not yet answered."""
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[Verdict | Exception] = []
         """The verdicts of these writes."""
         self._decided_writes = []
         self.deadlines = Deadlines(self, self._reserved, deadline)
@@ -126,7 +128,8 @@ class Intake(ManyIntake, Admission):
             self._joint_reads.add(owner, reads)
 
     def _end_turns(self) -> None:
-        """Make the reads that turns have begun, and send the replies that there are."""
+        """Let the engine do what turns have begun, and send the replies that there are."""
+        self._submit_begun()
         self._joint_reads.make_all()
         self._send_replies()
 
@@ -234,6 +237,10 @@ class Intake(ManyIntake, Admission):
             mutations = batch.mutations
             owner.begin_write(request, (mutations[0].key,) if len(mutations) == 1 else [one.key for one in mutations])
             request.is_submitted = True
+            if self._joint_writes is not None and len(mutations) == 1 and request.size <= limits.SMALL_REQUEST_BYTES:
+                self._joint_writes.add(request, batch)
+                return
+        self._submit_begun()
         try:
             submission = self._engine.submit(batch, partial(self._decided, request))
         except Exception as error:
@@ -246,12 +253,22 @@ class Intake(ManyIntake, Admission):
             if not request.is_submitted:
                 owner.submitted(request)
 
+    def _submit_begun(self) -> None:
+        if self._joint_writes is not None:
+            self._joint_writes.submit()
+
     def _decided(self, request: Request, verdict: Verdict) -> None:
         """Note what became of a write. Writes that are decided at the same time are answered together."""
         if not self._writes:
             self._loop.call_soon(self._answer_writes)
         self._writes.append(request)
         self._verdicts.append(verdict)
+
+    def _decided_each(self, requests: Sequence[Request], verdicts: Sequence[Verdict | Exception]) -> None:
+        if not self._writes:
+            self._loop.call_soon(self._answer_writes)
+        self._writes += requests
+        self._verdicts += verdicts
 
     def _answer_writes(self) -> None:
         writes, self._writes = self._writes, []

@@ -36,6 +36,10 @@ class ManyIntake(Answering):
         self._collectors.send_parts()
         self._outbox.send_at_once()
 
+    def _submit_begun(self) -> None:
+        """Hand the writes to the engine that turns have begun: later ones of their keys come after them."""
+        raise NotImplementedError
+
     def _answer_writes(self) -> None:
         """Answer the writes that are decided."""
         raise NotImplementedError
@@ -114,6 +118,7 @@ class ManyIntake(Answering):
             request.cancel = partial(self._withdraw_together, request)
         owner.begin_write(request, keys)
         request.is_submitted = True
+        self._submit_begun()
         if self._several is not None:
             try:
                 writes.together = self._several.submit_each(batches, partial(self._decided_at_once, request))

@@ -342,8 +342,8 @@ _MESSAGE: Final = re.compile(
     rb"(?:MSG|(H)MSG) ([^ \t\r\n]++) ([0-9]++) (?:([^ \t\r\n]++) )?(?(1)([0-9]++) )([0-9]++)\r\n"
 ).match
 
-# The same, and faster, for a message with a reply subject and no headers. Groups: subject, subscription, reply, size.
-# It looks for spaces alone. In a message without a reply subject, it goes on into the data, past the end of the line.
+# The same, and faster, with a reply subject and no headers. Groups: subject, subscription, reply subject, size. It only
+# looks for spaces: in a message without a reply subject, it goes on into the data, past the end of the line.
 _PLAIN_MESSAGE: Final = re.compile(rb"MSG ([^ ]++) ([0-9]++) ([^ ]++) ([0-9]++)\r\n").match
 _LINE_END: Final = ord("\r")
 

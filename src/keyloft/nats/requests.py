@@ -139,6 +139,13 @@ class ReplyCollector(Protocol):
     def add(self, position: int, reply: bytes, is_written: bool) -> None: ...
 
 
+class WithdrawsWrites(Protocol):
+    """Writes that were handed to the engine together."""
+
+    def withdraw(self, request: "Request") -> bool:
+        """Withdraw one of them, unless it is being written; returns whether that was done."""
+
+
 class Request(Struct, gc=False, eq=False):
     """A message that was accepted and is not yet done."""
 
@@ -175,6 +182,8 @@ class Request(Struct, gc=False, eq=False):
     """The later requests that wait for it."""
     cancel: Callable[[], bool] | None = None
     """Stops what was begun, if that is still possible; returns whether it was."""
+    together: WithdrawsWrites | None = None
+    """Of a write that was handed to the engine together with others: where it can be withdrawn, instead of `cancel`."""
     collector: ReplyCollector | None = None
     """Where its reply goes, if its message held several requests, or did not arrive over NATS."""
     position: int = 0
@@ -182,6 +191,8 @@ class Request(Struct, gc=False, eq=False):
 
     def stop(self) -> bool:
         """Stop what was begun, if that is still possible; returns whether it was."""
+        if self.together is not None:
+            return self.together.withdraw(self)
         return self.cancel is not None and self.cancel()
 
 

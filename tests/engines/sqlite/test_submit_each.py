@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from keyloft import ManualClock
-from keyloft.core.engine import TakesSeveral, Verdict
+from keyloft.core.engine import SeveralSubmitted, TakesSeveral, Verdict
 from keyloft.core.records import Batch, Check, Committed, Conflict, Mutation, Space, Sum
 from keyloft.engines.sqlite.commits import CommitStep
 from keyloft.engines.sqlite.engine import SqliteEngine
@@ -69,6 +70,17 @@ async def test_withdrawn_ones_are_not_written(engine: SqliteEngine) -> None:
     assert len(await kept) == 1
     assert reported == []
     assert [await get(engine, key) for key in (b"a", b"b")] == [None, None]
+
+
+async def test_one_of_them_is_withdrawn_alone(engine: SqliteEngine) -> None:
+    verdicts: asyncio.Future[Sequence[Verdict]] = asyncio.get_running_loop().create_future()
+    handed = batches(put(b"a"), put(b"b"), put(b"c"))
+    several = cast(SeveralSubmitted, engine.submit_each(handed, verdicts.set_result))
+    assert several.withdraw_one(1)
+    assert len(await verdicts) == 3
+    assert [await get(engine, key) is None for key in (b"a", b"b", b"c")] == [False, True, False]
+    assert not several.withdraw_one(0)
+    assert len(handed[1].mutations) == 1, "the caller's list is left alone"
 
 
 async def test_what_is_being_written_is_not_withdrawn(engine: SqliteEngine) -> None:

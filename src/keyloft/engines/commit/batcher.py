@@ -54,7 +54,7 @@ class QueuedBatch(Struct, eq=False):
 class QueuedBatches(Struct, eq=False):
     """Batches of one sender that wait for their group, or are in it: always in the same one, each decided by itself."""
 
-    batches: Sequence[Batch]
+    batches: list[Batch]
     arrived: float
     done: Callable[[Sequence[Verdict]], None] | None
     """None once it has returned."""
@@ -66,6 +66,11 @@ class QueuedBatches(Struct, eq=False):
     def withdraw(self) -> bool:
         self.is_withdrawn = not self.is_in_group
         return self.is_withdrawn
+
+    def withdraw_one(self, position: int) -> bool:
+        if not self.is_in_group:
+            self.batches[position] = Batch(())
+        return not self.is_in_group
 
 
 class Batcher:
@@ -118,7 +123,7 @@ class Batcher:
 
         For an engine that decides all batches of a group.
         """
-        queued = QueuedBatches(batches, self._time(), done, sum([batch.size for batch in batches]))
+        queued = QueuedBatches([*batches], self._time(), done, sum([batch.size for batch in batches]))
         self._queue(queued)
         return queued
 
