@@ -367,7 +367,7 @@ class Owner:
 
     def is_writing(self, keys: Iterable[Hashable]) -> bool:
         """Whether a write of one of these keys is under way."""
-        return not self._writing.keys().isdisjoint(keys)
+        return bool(self._writing) and not self._writing.keys().isdisjoint(keys)
 
     def begin_write(self, write: Request, keys: Collection[Hashable] | None) -> None:
         """Let later requests of these keys, or all later requests, wait for this write."""
@@ -382,9 +382,8 @@ class Owner:
             # Most keys are not being written: then one search of the dict is enough.
             if (before := writing.setdefault(key, write)) is not write:
                 write.before, writing[key] = before, write
-            return
-        for key in keys:
-            writing[key] = write
+        else:
+            writing |= dict.fromkeys(keys, write)
 
     def end_write(self, write: Request) -> None:
         """Note that a write has ended, with or without success, so that requests no longer wait for it."""
