@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from keyloft import ManualClock
-from keyloft.core.engine import SeveralSubmitted, TakesSeveral, Verdict
+from keyloft.core.engine import TakesSeveral, Verdict
 from keyloft.core.records import Batch, Check, Committed, Conflict, Mutation, Space, Sum
 from keyloft.engines.sqlite.commits import CommitStep
 from keyloft.engines.sqlite.engine import SqliteEngine
@@ -75,7 +74,7 @@ async def test_withdrawn_ones_are_not_written(engine: SqliteEngine) -> None:
 async def test_one_of_them_is_withdrawn_alone(engine: SqliteEngine) -> None:
     verdicts: asyncio.Future[Sequence[Verdict]] = asyncio.get_running_loop().create_future()
     handed = batches(put(b"a"), put(b"b"), put(b"c"))
-    several = cast(SeveralSubmitted, engine.submit_each(handed, verdicts.set_result))
+    several = engine.submit_each(handed, verdicts.set_result)
     assert several.withdraw_one(1)
     assert len(await verdicts) == 3
     assert [await get(engine, key) is None for key in (b"a", b"b", b"c")] == [False, True, False]

@@ -13,7 +13,7 @@ import apsw
 
 from keyloft import limits
 from keyloft.clock import Clock, SystemClock
-from keyloft.core.engine import LogWatch, Submission, Verdict, Watch
+from keyloft.core.engine import LogWatch, SeveralSubmitted, Submission, Verdict, Watch
 from keyloft.core.records import Ask, Batch, Committed, Conflict, Count, Expired, Get, LogSlice, Scan, Space, Usage
 from keyloft.core.schema import NEVER
 from keyloft.engines.change_log import KeptHistory
@@ -162,7 +162,7 @@ class SqliteEngine(ClosableEngine):
             self._note_caller(self._callers)
         return self._batcher.submit(batch, done)
 
-    def submit_each(self, batches: Sequence[Batch], done: Callable[[Sequence[Verdict]], None]) -> Submission:
+    def submit_each(self, batches: Sequence[Batch], done: Callable[[Sequence[Verdict]], None]) -> SeveralSubmitted:
         if self.refusal is not None:
             raise Closed(self.refusal)
         if self._callers is not None:
