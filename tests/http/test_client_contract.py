@@ -58,6 +58,15 @@ THE_CHANGE_LOG: Final = (
     "test_who_follows_a_long_commit_in_slices_gets_expiries_after_the_puts_that_they_end",
     "test_who_follows_the_log_and_is_ended_again_and_again_learns_of_expiries_that_are_not_swept",
 )
+LATE_TOUCHES: Final = (
+    "test_a_touch_that_is_seen_after_its_entrys_expiry_is_reported_as_a_put",
+    "test_a_follower_that_continues_for_another_one_learns_of_the_touch",
+    "test_a_follower_that_falls_behind_learns_of_the_touch",
+    "test_a_follower_that_has_forgotten_what_it_reported_learns_of_the_touch",
+    "test_a_touch_is_reported_after_a_clock_was_set_back_that_brings_an_expired_entry_back",
+    "test_touches_in_time_are_not_reported_to_who_has_caught_up",
+    "test_touches_of_a_backlog_are_reported_once_for_each_key",
+)
 WHAT_HAS_EXPIRED: Final = (
     "test_due_gives_what_expired_after_a_moment_and_what_is_next",
     "test_a_get_can_include_the_expired_record",
@@ -198,6 +207,7 @@ async def reports(watch: Watch, expected: dict[bytes, bytes | None]) -> None:
 for name in (
     *OTHER_SPACES,
     *THE_CHANGE_LOG,
+    *LATE_TOUCHES,
     *WHAT_HAS_EXPIRED,
     *READS_OF_SEVERAL_KINDS,
     *BOUNDS_OF_THIS_PROCESS,

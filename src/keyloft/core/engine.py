@@ -168,9 +168,10 @@ class Engine(Reader, Protocol):
     ) -> LogWatch:
         """Like `watch`, without the entries: every single put, delete and expiry, as the change log has it.
 
-        Changes are reported in the order of their versions; touches are left out. The log has no version for an expiry
-        that was not yet swept: it is reported with the version up to which all changes were reported before it. Changes
-        may be reported twice.
+        Changes are reported in the order of their versions. The log has no version for an expiry that was not yet
+        swept: it is reported with the version up to which all changes were reported before it. Touches are left out,
+        but for those that may have been seen only after the expiry that they put off: they are reported as puts, with
+        the versions of their commits. Changes may be reported twice.
 
         Args:
             asks: Gets, or one Scan, of one space.

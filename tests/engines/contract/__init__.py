@@ -11,11 +11,12 @@ from tests.engines.contract.batches import BatchContract
 from tests.engines.contract.calls import A, put
 from tests.engines.contract.change_log import ChangeLogContract
 from tests.engines.contract.expiry import ExpiryContract
+from tests.engines.contract.late_touches import LateTouchContract
 from tests.engines.contract.reads import ReadContract
 from tests.engines.contract.watches import WatchContract
 
 
-class EngineContract(ReadContract, BatchContract, ExpiryContract, WatchContract, ChangeLogContract):
+class EngineContract(ReadContract, BatchContract, ExpiryContract, WatchContract, ChangeLogContract, LateTouchContract):
     """Subclass it and give it an `engine` fixture that uses the `clock`."""
 
     @pytest.fixture

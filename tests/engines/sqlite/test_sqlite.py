@@ -424,6 +424,7 @@ async def test_an_entry_that_expired_within_its_commit_is_reported_by_a_follower
         changes += [(change.key, change.kind) for change in await log.take() if change.key != b"other"]
     assert changes == [
         (b"put", ChangeKind.PUT),
+        (b"touched", ChangeKind.PUT),
         (b"put", ChangeKind.EXPIRED),
         (b"touched", ChangeKind.EXPIRED),
     ]

@@ -69,11 +69,19 @@ class ContinuedReader(ABC):
             await self.step()
         for _ in range(_PATIENCE):
             await self.take()
-            if self.known == state:
+            if self._has_learnt(state):
                 break
             await asyncio.sleep(0 if isinstance(self._engine, MemoryEngine) else 0.001)
         await self.end()
+        return self._has_learnt(state)
+
+    def _has_learnt(self, state: dict[Key, int]) -> bool:
         return self.known == state
+
+    async def read(self, key: Key) -> None:
+        """Read an entry, as a program does that watches: what is reported later must tell if that has changed."""
+        [record] = await self._engine.read(Get(_SPACE, key))
+        self.learn(key, None if record is None else record.version)
 
     def learn(self, key: Key, version: int | None) -> None:
         if version is None:
@@ -96,6 +104,10 @@ class FollowingReader(ContinuedReader):
             self.learn(change.key, change.version if change.kind is ChangeKind.PUT else None)
             if not may_continue:
                 self.since = change.version
+
+    def _has_learnt(self, state: dict[Key, int]) -> bool:
+        # A touch that is reported as a put has a version of its own; its entry keeps the one it had.
+        return self.known.keys() == state.keys() and all([self.known[key] >= state[key] for key in state])
 
     async def end(self) -> None:
         if self._chance.random() < 0.5:
@@ -122,54 +134,104 @@ class WatchingReader(ContinuedReader):
 Reader = type[FollowingReader | WatchingReader]
 
 
-async def _change(engine: Engine, clock: ManualClock, chance: random.Random, latest: int) -> int:
-    """Change a few entries, or the time; returns the latest time that there has been."""
-    key, expire_in = b"k%02d" % chance.randrange(_KEYS), chance.choice((None, 100, 1000, 7000, 30_000))
-    changes: list[Mutation] = []
-    back = 0.0
-    match chance.randrange(12):
-        case 0 | 1 | 2:
-            changes = [Set(_SPACE, key, b"1", Encoding.JSON, expire_in)]
-        case 3:
-            keys = {b"k%02d" % chance.randrange(_KEYS) for _ in range(10)}
-            changes = [Set(_SPACE, one, b"1", Encoding.JSON, expire_in) for one in keys]
-        case 4:
-            changes = [Delete(_SPACE, key)]
-        case 5 | 6:
-            [record] = await engine.read(Get(_SPACE, key))
-            # Touches are not reported: one that brings an entry back, after the clock was set back, is not, either.
-            if record is not None and (record.expires_at is None or record.expires_at > latest):
-                changes = [Touch(_SPACE, key, expire_in)]
-        case 7:
-            changes = [Set(_SPACE, b"other", b"1", Encoding.JSON, expire_in)]
-        case 8 | 9:
-            clock.advance(chance.choice((0.05, 1, 4, 20)))
-        case 10:
-            if chance.random() < 0.3:
-                clock.advance(-chance.choice((1, 4, 20)))
-        case _:
-            if chance.random() < 0.2:
-                await sweep(engine, _SPACE)
-    if changes and chance.random() < 0.1:
-        back = chance.choice((0.2, 1, 6))  # the commit takes its time, and is seen later
-    clock.advance(-back)
-    if changes:
-        await write(engine, *changes)
-    clock.advance(back)
-    return max(latest, clock.now())
+class SlowClock(ManualClock):
+    """Lets a commit have an earlier time, as if its process had been stopped since."""
+
+    behind = 0
+
+    def now(self) -> int:
+        behind, self.behind = self.behind, 0
+        return super().now() - behind
 
 
-async def _learns_all(reader_class: Reader, engines: list[Engine], clock: ManualClock, chance: random.Random) -> bool:
+class Writer:
+    """Changes entries, and the time. Some commits take their time: others see them later than they were made."""
+
+    def __init__(self, engines: list[Engine], clocks: list[SlowClock], chance: random.Random) -> None:
+        """The reader has the first engine; each has a clock."""
+        self._engines, self._clocks, self._chance = engines, clocks, chance
+        self.latest = clocks[0].now()
+        """The latest time that there has been."""
+
+    def advance(self, seconds: float) -> None:
+        for clock in self._clocks:
+            clock.advance(seconds)
+        self.latest = max(self.latest, self._clocks[0].now())
+
+    async def change(self) -> None:
+        """Change a few entries, or the time."""
+        chance = self._chance
+        at = chance.randrange(len(self._engines))
+        key, expire_in = _some_key(chance), chance.choice((None, 100, 1000, 7000, 30_000))
+        back = chance.choice((0.2, 1, 6)) if chance.random() < 0.1 else 0.0
+        match chance.randrange(12):
+            case 0 | 1 | 2:
+                await self._write(at, back, Set(_SPACE, key, b"1", Encoding.JSON, expire_in))
+            case 3:
+                keys = {_some_key(chance) for _ in range(10)}
+                await self._write(at, back, *[Set(_SPACE, one, b"1", Encoding.JSON, expire_in) for one in keys])
+            case 4:
+                await self._write(at, back, Delete(_SPACE, key))
+            case 5 | 6:
+                await self._write(at, back, Touch(_SPACE, key, expire_in))
+            case 7:
+                await self._write(at, back, Set(_SPACE, b"other", b"1", Encoding.JSON, expire_in))
+            case 8 | 9:
+                self.advance(chance.choice((0.05, 1, 4, 20)))
+            case 10:
+                if chance.random() < 0.3:
+                    self.advance(-chance.choice((1, 4, 20)))
+            case _:
+                if chance.random() < 0.2:
+                    await sweep(self._engines[at], _SPACE)
+
+    async def expired(self) -> tuple[Key, int] | None:
+        """An entry that has expired lately, if there is one, and when."""
+        keys = [b"k%02d" % number for number in range(_KEYS)]
+        records = await self._engines[-1].read(*[Get(_SPACE, key, include_expired=True) for key in keys])
+        now = self._clocks[0].now()
+        moments = {one.key: one.expires_at for one in records if one is not None and one.expires_at is not None}
+        expired = sorted([(moment, key) for key, moment in moments.items() if moment <= now])
+        moment, key = self._chance.choice(expired[-3:]) if expired else (0, b"")
+        return (key, moment) if expired else None
+
+    async def touch_late(self, key: Key, moment: int) -> None:
+        """Touch an entry before the moment at which it expires; all others see that only now."""
+        at = self._chance.randrange(len(self._engines))
+        back = (self._clocks[0].now() - moment + 1) / 1000
+        await self._write(at, back, Touch(_SPACE, key, self._chance.choice((None, 1000, 30_000))))
+
+    async def _write(self, at: int, back: float, *changes: Mutation) -> None:
+        self._clocks[at].behind = round(1000 * back)
+        await write(self._engines[at], *changes)
+        self._clocks[at].behind = 0
+
+
+def _some_key(chance: random.Random) -> Key:
+    return b"k%02d" % chance.randrange(_KEYS)
+
+
+async def _learns_all(
+    reader_class: Reader, engines: list[Engine], clocks: list[SlowClock], chance: random.Random
+) -> bool:
     [since] = await engines[0].read(Latest())
-    reader = reader_class(engines[0], chance, since)
-    latest = clock.now()
+    reader, writer = reader_class(engines[0], chance, since), Writer(engines, clocks, chance)
     for _ in range(_STEPS):
-        latest = await _change(chance.choice(engines), clock, chance, latest)
+        late = None
+        if chance.random() < 0.1:
+            writer.advance(chance.choice((0.2, 1, 4)))
+            late = await writer.expired()
+        else:
+            await writer.change()
+        if chance.random() < 0.3:
+            await reader.read(_some_key(chance) if late is None else late[0])
         for _ in range(chance.choice((0, 1, 1, 5))):
             await asyncio.sleep(0)
         if chance.random() < 0.4:
             await reader.step()
-    clock.advance((latest - clock.now()) / 1000 + chance.choice((0, 1, 20)))
+        if late is not None:
+            await writer.touch_late(*late)
+    writer.advance((writer.latest - clocks[0].now()) / 1000 + chance.choice((0, 1, 20)))
     await write(engines[-1], Set(_SPACE, b"other", b"2", Encoding.JSON))
     [page] = await engines[0].read(_SOME)
     return await reader.learns({record.key: record.version for record in page})
@@ -190,21 +252,21 @@ def _choose_bounds(monkeypatch: pytest.MonkeyPatch, chance: random.Random) -> No
 
 
 async def in_memory(reader: Reader, seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    chance, clock = random.Random(seed), ManualClock()
+    chance, clock = random.Random(seed), SlowClock()
     _choose_bounds(monkeypatch, chance)
     engine = MemoryEngine(clock)
     try:
-        return await _learns_all(reader, [engine], clock, chance)
+        return await _learns_all(reader, [engine], [clock], chance)
     finally:
         await engine.aclose()
 
 
 async def on_a_file(reader: Reader, seed: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    chance, clock = random.Random(seed), ManualClock()
+    chance, clocks = random.Random(seed), [SlowClock(), SlowClock()]
     _choose_bounds(monkeypatch, chance)
-    engines = [await open_engine(str(path), clock=clock, durability="relaxed") for _ in range(2)]
+    engines = [await open_engine(str(path), clock=clock, durability="relaxed") for clock in clocks]
     try:
-        return await _learns_all(reader, engines, clock, chance)
+        return await _learns_all(reader, engines, clocks, chance)
     finally:
         for engine in engines:
             await engine.aclose()

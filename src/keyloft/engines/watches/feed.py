@@ -36,6 +36,7 @@ from keyloft.engines.watches.backlog import LATE
 from keyloft.engines.watches.followed import FollowedLog
 from keyloft.engines.watches.interest import Interest, Registration
 from keyloft.engines.watches.key_watch import KeyWatch
+from keyloft.engines.watches.late_touches import LateTouches
 from keyloft.engines.watches.range_watch import RangeWatch
 from keyloft.engines.watches.slices import SharedSlices
 from keyloft.engines.watches.watch import EngineWatch, WakeCall
@@ -74,6 +75,7 @@ class ChangeFeed(ProcessBound):
         """For each watched space, up to which moment expiries were dispatched."""
         self.latest_time = 0
         """The latest moment up to which expiries were read. An earlier time shows that the clock was set back."""
+        self.late_touches = LateTouches(clock)
         # Strong references, while a task waits in a watch: nothing else may refer to it, and it must not be collected.
         self.awaited: set[object] = set()
         self._task: Job | None = None
@@ -147,6 +149,8 @@ class ChangeFeed(ProcessBound):
                 self.expired_to[space] = start.at
                 self.latest_time = max(self.latest_time, start.at)
                 self._must_check_expiries_after(start.at)
+                self._expect(start.at)
+        self.late_touches.note_time(start.at)
         watch.start(start.version, start.at)
         if self._task is None or self._task.done():
             self.waiting.start(self._follow(), "keyloft watches", self._keep_task)
@@ -357,15 +361,19 @@ class ChangeFeed(ProcessBound):
                     for watch in self._interest.of(space, key):
                         watch.expired(key, moment)
                 self.latest_time = max(self.latest_time, page.up_to)
+                self.late_touches.read(page)
                 if self.expired_to.get(space) == after:  # else these expiries are to be dispatched again
                     self.expired_to[space] = page.up_to
                 if page.is_last:
+                    self.late_touches.note_time(page.up_to)
                     upcoming += [] if page.next_expiry is None else [page.next_expiry]
                     break
                 await asyncio.sleep(0)
         if self._expected_meanwhile is not None:
             upcoming.append(self._expected_meanwhile)
-        self._set_timer(min(upcoming, default=None))
+        earliest = min(upcoming, default=None)
+        self.late_touches.dispatched(earliest)
+        self._set_timer(earliest)
 
     def fail(self, error: KeyloftError) -> None:
         """Let every watch end with an error, unless it is about to end with an earlier one."""
@@ -397,6 +405,7 @@ class ChangeFeed(ProcessBound):
         """Set the timer for an entry that expires at this moment; a read of expiries under way may not show it."""
         if self._expected_meanwhile is None or moment < self._expected_meanwhile:
             self._expected_meanwhile = moment
+        self.late_touches.expect(moment)
         if self._next_expiry is None or moment < self._next_expiry:
             self._set_timer(moment)
 

@@ -372,6 +372,7 @@ class LogFollowingWatch(EngineWatch[T]):
         latest_time = feed.latest_time
         while True:
             [page] = await feed.reader.read(Due(space, backlog.expired_to, limits.WATCH_DUE_KEYS))
+            feed.late_touches.read(page)
             if page.is_last and page.up_to < latest_time:
                 feed.note_time(page.up_to)
             if not page.is_last or page.up_to >= backlog.expired_to:
