@@ -11,6 +11,8 @@ import pytest
 
 import keyloft
 from keyloft import ManualClock, limits
+from keyloft.engines.sqlite.engine import SqliteEngine
+from keyloft.engines.sqlite.file import SqliteFile
 from keyloft.engines.sqlite.inherited import lock_of
 
 
@@ -190,4 +192,48 @@ async def test_a_file_that_the_event_loop_reads_while_another_thread_forks_is_re
         thread = threading.Thread(target=lambda: codes.append(exit_code(forked(child))))
         thread.start()
         thread.join()
+    assert codes == [0]
+
+
+class ClosingVFS(apsw.VFS):
+    """Calls a function once, in the middle of the closing of a connection."""
+
+    def __init__(self, name: str) -> None:
+        self.vfs_name = name
+        self.in_close: Callable[[], None] | None = None
+        super().__init__(name, "")
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> "ClosingFile":  # noqa: N802
+        return ClosingFile(self, name, flags)
+
+
+class ClosingFile(apsw.VFSFile):
+    def __init__(self, vfs: ClosingVFS, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        super().__init__("", name, flags)
+        self._vfs = vfs
+
+    def xClose(self) -> None:  # noqa: N802
+        call, self._vfs.in_close = self._vfs.in_close, None
+        if call is not None:
+            call()
+        super().xClose()
+
+
+async def test_a_file_that_an_event_loop_closes_while_another_thread_forks_is_refused_in_the_child(
+    tmp_path: Path,
+) -> None:
+    path, codes, vfs = tmp_path / "app.db", list[int](), ClosingVFS("closing")
+
+    def child() -> None:
+        with pytest.raises(keyloft.CannotOpen, match="another thread of the parent process was using this file"):
+            keyloft.open_sync(path)
+
+    def fork() -> None:
+        thread = threading.Thread(target=lambda: codes.append(exit_code(forked(child))))
+        thread.start()
+        thread.join()
+
+    engine = await SqliteEngine.open(SqliteFile(str(path), vfs=vfs.vfs_name), ManualClock())
+    vfs.in_close = fork
+    await engine.aclose()
     assert codes == [0]

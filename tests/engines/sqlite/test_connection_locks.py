@@ -5,7 +5,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import apsw
 import pytest
 
 import keyloft
-from keyloft import limits
+from keyloft import ManualClock, limits
 from keyloft.clock import SystemClock
-from keyloft.core.waiting import refuse_reentry
 from keyloft.engines.sqlite import file as sqlite_file
 from keyloft.engines.sqlite.inherited import lock_of, will_be_inherited
-from keyloft.errors import ReentrantCall
+from keyloft.engines.sqlite.lone_callers import LoneCallers, SyncTimes
 
 
 class StatementsSeen:
@@ -26,18 +24,19 @@ class StatementsSeen:
 
     def __init__(self) -> None:
         self.by_thread: Counter[str] = Counter()
+        self.statements: set[str] = set()
         self.unlocked: list[str] = []
         self.connections: list[apsw.Connection] = []
 
     def connect(self, connection: apsw.Connection, path: str) -> apsw.Connection:
         will_be_inherited(connection, path)
         if connection.open_flags & apsw.SQLITE_OPEN_NOMUTEX:
-            lock = lock_of(connection)
+            lock: Any = lock_of(connection)
 
             def note(cursor: apsw.Cursor, statement: str, bindings: object) -> bool:
                 self.by_thread[threading.current_thread().name] += 1
-                with suppress(ReentrantCall):  # this thread holds the lock
-                    refuse_reentry(lock)
+                self.statements.add(statement)
+                if not lock._is_owned():
                     self.unlocked.append(statement)
                 return True
 
@@ -77,6 +76,31 @@ async def test_of_the_event_loop_and_its_threads(
         assert await anext(watch)
         await kv.sweep()
     assert len(seen.by_thread) > 1
+
+
+async def test_of_an_event_loop_whose_commit_is_interrupted(
+    tmp_path: Path, seen: StatementsSeen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class InterruptedClock(ManualClock):
+        is_interrupted = False
+
+        def now(self) -> int:
+            if self.is_interrupted:
+                self.is_interrupted = False
+                raise ValueError("of a signal's handler")
+            return super().now()
+
+    monkeypatch.setattr(LoneCallers, "is_lone", lambda self, now: True)
+    monkeypatch.setattr(SyncTimes, "expect_fast", lambda self, now: True)
+    clock = InterruptedClock()
+    async with keyloft.open(tmp_path / "app.db", sweep_every=None, clock=clock) as kv:
+        for number in range(3):
+            await kv.set(("k",), number)
+        clock.is_interrupted = True
+        with pytest.raises(ValueError, match="of a signal's handler"):
+            await kv.set(("k",), 3)
+        assert (await kv.get(("k",))).value == 2
+    assert "ROLLBACK" in seen.statements
 
 
 @pytest.mark.parametrize("path", ["app.db", ":memory:"])

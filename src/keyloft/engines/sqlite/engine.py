@@ -25,6 +25,7 @@ from keyloft.engines.sqlite.commits import SqliteCommits
 from keyloft.engines.sqlite.connection import WritingConnection
 from keyloft.engines.sqlite.errors import OF_SQLITE, opened_read_only
 from keyloft.engines.sqlite.file import SqliteFile
+from keyloft.engines.sqlite.inherited import close_locked
 from keyloft.engines.sqlite.log import read_version
 from keyloft.engines.sqlite.lone_callers import LoneCallers
 from keyloft.engines.sqlite.reads import LongReader, View, answer, point, points
@@ -62,7 +63,7 @@ class SqliteEngine(ClosableEngine):
                 reader = writer if file.in_memory else file.open_reader(cache_mib=cache_mib, mutex=False)
         except BaseException:
             if opened:
-                await worker.call(opened[0].close)
+                await worker.call(lambda: close_locked(opened[0]))
             # If the caller was cancelled, the thread may still be opening a connection.
             worker.stop(lambda: _close(opened))
             raise
@@ -102,8 +103,8 @@ class SqliteEngine(ClosableEngine):
         self._feed = ChangeFeed(self, clock)
         self._group_at_poll = 0
         """How many groups were started when the version counter was last polled."""
-        check_place = file.place_check(reader, "watches end")
-        self._poller = Poller(self._feed, self._version_to_poll, self._read_time, check_place)
+        self._check_file = file.place_check(reader, "watches end")
+        self._poller = Poller(self._feed, self._version_to_poll, self._read_time, self._check_place)
         self.connection = writer
         """For tests: the writing connection, which the thread uses while it is lent."""
 
@@ -238,6 +239,10 @@ class SqliteEngine(ClosableEngine):
         with self._reader_view.lock, self._file.explained(self._reader):
             return read_version(self._reader.cursor())
 
+    def _check_place(self) -> None:
+        with self._reader_view.lock:
+            self._check_file()
+
     async def _read_on_thread(self, asks: tuple[Ask, ...]) -> list[Any]:
         if self._long_reader is None:
             self._long_reader = LongReader(self._file, self._open_reader)
@@ -258,7 +263,8 @@ class SqliteEngine(ClosableEngine):
         if self._long_reader is not None:
             await self._long_reader.aclose()
         if self._reader is not self.connection:
-            self._file.close(self._reader)
+            with self._reader_view.lock:
+                self._file.close(self._reader)
         self.wal.close()
         await self.writing.close(self._file.close)
         self._worker.stop()
@@ -273,4 +279,4 @@ def is_long_read(ask: Ask) -> bool:
 
 def _close(connections: list[apsw.Connection]) -> None:
     for connection in connections:
-        connection.close()
+        close_locked(connection)

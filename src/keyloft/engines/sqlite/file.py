@@ -21,7 +21,7 @@ from keyloft.core.files import create_private
 from keyloft.core.records import Space
 from keyloft.engines.inspection import Inspection
 from keyloft.engines.sqlite import errors, tables
-from keyloft.engines.sqlite.inherited import check_may_open, identity, lock_of, will_be_inherited
+from keyloft.engines.sqlite.inherited import check_may_open, close_locked, identity, lock_of, will_be_inherited
 from keyloft.engines.tables import create_beside
 from keyloft.errors import CannotOpen, DatabaseError, NotADatabase, ReadOnly
 
@@ -83,7 +83,7 @@ class SqliteFile(Struct, frozen=True):
                     self._create_schema(connection)
                 connection.set_busy_handler(None)  # the event loop never waits for a lock; `SqliteWriter.commit` does
         except BaseException:
-            connection.close()
+            close_locked(connection)
             raise
         return connection
 
@@ -97,7 +97,7 @@ class SqliteFile(Struct, frozen=True):
                 connection.pragma("query_only", True)
                 connection.pragma("cache_size", -1024 * (cache_mib or self.cache_mib))
         except BaseException:
-            connection.close()
+            close_locked(connection)
             raise
         return connection
 

@@ -40,6 +40,12 @@ def lock_of(connection: apsw.Connection) -> ThreadLock:
     return _open[connection].lock
 
 
+def close_locked(connection: apsw.Connection) -> None:
+    """Close a connection with its lock, so that a child does not close it in the middle of that."""
+    with lock_of(connection):
+        connection.close()
+
+
 def check_may_open(path: str) -> None:
     """Refuse a file that this process can't lock.
 

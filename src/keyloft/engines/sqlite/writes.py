@@ -24,6 +24,7 @@ from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE, is_unkno
 from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, replaced_version, write_expected
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
 from keyloft.engines.sqlite.group_rows import TakesTooLong, check_time, load_rows, write_rows
+from keyloft.engines.sqlite.inherited import lock_of
 from keyloft.engines.sqlite.log import last_logged, last_to_follow
 from keyloft.engines.sqlite.lone_callers import sync_times
 from keyloft.engines.sqlite.plain_sets import PUT, is_plain, outcome_of_set, plain_sets, write_sets
@@ -54,6 +55,7 @@ class SqliteWriter:
         self._history = history
         self._clock = clock
         self.connection = connection
+        self._lock = lock_of(connection)
         self._cursor = connection.cursor()
         self._check_place = file.place_check(connection)
         self.last_version = self.last_commit_at = 0
@@ -443,6 +445,8 @@ class SqliteWriter:
         self._begun = self._failed = None
         try:
             if self.connection.in_transaction:
-                self._cursor.execute("ROLLBACK")
+                # On the event loop, a commit that failed or was interrupted has released it already.
+                with self._lock:
+                    self._cursor.execute("ROLLBACK")
         except apsw.Error as error:
             logger.error("rolling back failed: %s", self._file.explain(error, self.connection))
