@@ -88,6 +88,15 @@ async def test_one_slow_sync_moves_all_commits_to_the_thread(disk: TimedDisk, kv
     assert await syncs_of(disk, kv, 10) == [False] * 10, "and stays away for a minute"
 
 
+async def test_a_conflict_says_nothing_about_the_disk(disk: TimedDisk, kv: Store) -> None:
+    old = await kv.get(("k",))
+    await syncs_of(disk, kv, 3)
+    for _ in range(5):
+        disk.now += 0.3
+        assert not (await kv.atomic().check(old).set(("k",), 9).commit()).ok
+    assert await syncs_of(disk, kv, 2) == [False, True], "the last sync is more than a second ago"
+
+
 async def test_a_slow_disk_is_known_to_every_store_on_it(disk: TimedDisk, kv: Store, tmp_path: Path) -> None:
     await syncs_of(disk, kv, 3)
     disk.seconds = 0.25

@@ -106,7 +106,8 @@ class SqliteCommits:
                 writer.roll_back()
         if outcome is not None:
             now = monotonic()
-            writer.sync_times.add(now - began, now)
+            if outcome.version_after != outcome.version_before:  # after a conflict, nothing was synced
+                writer.sync_times.add(now - began, now)
             self._wal.committed()
         return outcome
 
