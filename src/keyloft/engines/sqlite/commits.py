@@ -79,8 +79,8 @@ class SqliteCommits:
     def try_alone(self, batch: Batch, callers: LoneCallers) -> Outcome | None:
         """Commit a plain Set of a lone caller at once; None, and nothing is written, if a group is to commit it.
 
-        What a signal's handler raises reaches the caller of this batch alone, so that whether it was committed need not
-        be known.
+        If a signal's handler raises, only the caller of this batch gets the exception, and does not learn whether the
+        batch was committed.
 
         Raises:
             CommitUnknown: The disk failed to sync it.

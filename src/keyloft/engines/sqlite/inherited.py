@@ -29,7 +29,7 @@ _unusable: set[tuple[int, int]] = set()
 
 
 def will_be_inherited(connection: apsw.Connection, path: str) -> apsw.Connection:
-    """Have a new connection closed in the children of this process."""
+    """Give a new connection its lock, and have it closed in the children of this process."""
     with no_fork:
         _open[connection] = _OpenConnection(path, ThreadLock())
     return connection
@@ -73,17 +73,17 @@ def identity(path: str) -> tuple[int, int] | None:
 def _close_inherited() -> None:
     for connection, opened in [*_open.items()]:
         try:
-            # Where no thread of the child has the lock, one that the child does not have is using the connection. A
-            # rollback would change the index of the write-ahead log, which the parent shares and is writing to.
+            # A lock that can't be taken is held by a thread that exists only in the parent: it is using the connection.
+            # And a rollback would change the index of the write-ahead log, which the parent shares and is writing to.
             if opened.lock.acquire(blocking=False) and connection.txn_state() != apsw.SQLITE_TXN_WRITE:
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 connection.close(True)
                 continue
         except apsw.ConnectionClosedError:
             continue
-        except apsw.Error:  # SQLite's mutex, where there is one, shows the same
+        except apsw.Error:  # a thread that exists only in the parent holds SQLite's mutex
             pass
-        # It is never freed, not even as the child ends: that would close it.
+        # One more reference, so that the connection is never freed, not even as the child ends: that would close it.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
         if (file := identity(opened.path)) is not None:
             _unusable.add(file)

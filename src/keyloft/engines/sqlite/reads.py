@@ -352,7 +352,7 @@ class View:
             with contextlib.suppress(apsw.Error):
                 if self._own_transaction and self.connection.in_transaction:
                     self._cursor.execute("ROLLBACK")
-            with contextlib.suppress(RuntimeError):  # a signal's handler had raised before the lock was taken
+            with contextlib.suppress(RuntimeError):  # a signal's handler interrupted `cursor` before it had the lock
                 self.lock.release()
             self._is_open = False
 
