@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -307,6 +308,37 @@ async def test_a_group_that_an_interruption_lost_does_not_hold_up_later_writes(
             assert (await kv.get(("k",))).versionstamp == version
     assert not engine.writing.is_lent
     await kv.aclose()
+
+
+@pytest.mark.usefixtures("signalled", "_enough_time")
+@pytest.mark.parametrize("at", range(3))
+async def test_a_batch_whose_way_into_a_group_is_interrupted_gets_a_verdict(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keyloft.limits.LOST_GROUP_SECONDS", 0.05)
+    taken = 0
+
+    class InterruptedQueue(deque[Any]):
+        def popleft(self) -> Any:
+            nonlocal taken
+            first = super().popleft()
+            taken += 1
+            if taken == at + 1:
+                raise Signalled
+            return first
+
+    engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), ManualClock())
+    engine._batcher._waiting = InterruptedQueue()
+    verdicts: list[Any] = []
+    async with asyncio.timeout(60):
+        engine.submit(put(0, b"v"), verdicts.append)
+        engine.submit_each([put(1, b"v")], verdicts.extend)
+        done = await asyncio.gather(engine.commit(put(2, b"v")), return_exceptions=True)
+        assert isinstance(await engine.commit(put(3, b"v")), Committed)
+    assert all(isinstance(one, (Committed, keyloft.CommitUnknown)) for one in [*verdicts, *done])
+    assert len(verdicts) == 2
+    assert taken >= 4
+    await engine.aclose()
 
 
 @pytest.mark.usefixtures("signalled", "_enough_time")

@@ -227,16 +227,19 @@ class Batcher:
         has_long = has_others = False
         while self._waiting and operations < limits.GROUP_OPERATIONS and size < limits.GROUP_BYTES:
             queued = self._waiting[0]
+            if queued.is_in_group:  # a signal's handler raised before it was removed from the queue
+                self._waiting.popleft()
+                continue
             if isinstance(queued, QueuedBatches):
                 if has_long:
                     break
-                self._waiting.popleft()
                 if not queued.is_withdrawn:
                     group += queued.batches
-                    queued.is_in_group = True
-                    self._current.append(queued)
                     operations += len(queued.batches)
                     size += queued.size
+                    queued.is_in_group = True
+                    self._current.append(queued)
+                self._waiting.popleft()
                 continue
             batch = queued.batch
             more = len(batch.checks) + len(batch.mutations)
@@ -245,19 +248,22 @@ class Batcher:
             was_held_back = queued.was_held_back
             if not was_held_back and (has_long or (has_others and more > limits.LONG_BATCH_OPERATIONS)):
                 break
-            self._waiting.popleft()
             # A cancelled future withdraws its batch, too.
-            if not queued.is_withdrawn and (queued.future is None or not queued.future.done()):
-                group.append(batch)
-                queued.is_in_group = True
-                self._current.append(queued)
-                if was_held_back:
-                    continue
-                has_others = True
-                operations += more
-                has_long = more > limits.LONG_BATCH_OPERATIONS
-                if operations < limits.GROUP_OPERATIONS:  # else the group is full, and summing a long batch takes long
-                    size += batch.size
+            if queued.is_withdrawn or (queued.future is not None and queued.future.done()):
+                self._waiting.popleft()
+                continue
+            group.append(batch)
+            # In this order: if a signal's handler raises in between, the group is found to be lost, with this batch.
+            queued.is_in_group = True
+            self._current.append(queued)
+            self._waiting.popleft()
+            if was_held_back:
+                continue
+            has_others = True
+            operations += more
+            has_long = more > limits.LONG_BATCH_OPERATIONS
+            if operations < limits.GROUP_OPERATIONS:  # else the group is full, and summing a long batch takes long
+                size += batch.size
         self.group_operations, self.group_bytes = operations, size
         if group:
             self._idle.clear()  # a signal's handler may have raised before `_queue` did it
