@@ -327,8 +327,8 @@ async def test_a_batch_whose_way_into_a_group_is_interrupted_gets_a_verdict(
                 raise Signalled
             return first
 
+    monkeypatch.setattr("keyloft.engines.commit.batcher.deque", InterruptedQueue)
     engine = await SqliteEngine.open(SqliteFile(str(tmp_path / "app.db")), ManualClock())
-    engine._batcher._waiting = InterruptedQueue()
     verdicts: list[Any] = []
     async with asyncio.timeout(60):
         engine.submit(put(0, b"v"), verdicts.append)

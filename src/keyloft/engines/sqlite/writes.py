@@ -55,7 +55,6 @@ class SqliteWriter:
         self._history = history
         self._clock = clock
         self.connection = connection
-        self._lock = lock_of(connection)
         self._cursor = connection.cursor()
         self._check_place = file.place_check(connection)
         self.last_version = self.last_commit_at = 0
@@ -446,7 +445,7 @@ class SqliteWriter:
         try:
             if self.connection.in_transaction:
                 # On the event loop, a commit that failed or was interrupted has released it already.
-                with self._lock:
+                with lock_of(self.connection):
                     self._cursor.execute("ROLLBACK")
         except apsw.Error as error:
             logger.error("rolling back failed: %s", self._file.explain(error, self.connection))
