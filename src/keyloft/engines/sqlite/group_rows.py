@@ -1,14 +1,24 @@
-"""Loads the rows that decide a group of batches, and writes the rows that it changes, within a deadline."""
+"""Decides a group of batches by the rows that are stored, and writes the rows that it changes, within a deadline."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 
 import apsw
 
 from keyloft import limits
-from keyloft.core.records import Address, Get, Key, Record, Space
+from keyloft.core.records import Address, Batch, Get, Key, Record, Space
 from keyloft.core.schema import Row
-from keyloft.engines.commit.settle import PutRow, SetExpiry, Write
+from keyloft.engines.commit.settle import (
+    PutRow,
+    SetExpiry,
+    Settled,
+    Write,
+    deciding,
+    settle,
+    unread,
+    with_values,
+)
+from keyloft.engines.sqlite.expected import expected_rows, write_expected
 from keyloft.engines.sqlite.reads import head, heads, point, points
 from keyloft.engines.sqlite.rows import put, put_rows, remove_large
 from keyloft.engines.sqlite.tables import LAYOUTS
@@ -22,6 +32,29 @@ def check_time(deadline: float) -> None:
     """Raise TakesTooLong if the deadline is over."""
     if perf_counter() > deadline:
         raise TakesTooLong
+
+
+def settle_and_write(
+    cursor: apsw.Cursor, group: Sequence[Batch], version: int, now: int, deadline: float, *, expects_rows: bool
+) -> Settled:
+    """Decide a group, and write the rows that it changes.
+
+    Raises:
+        NotAsExpected: Other rows are stored than the group expects; some of its rows may be written.
+        TakesTooLong: The deadline is over; some rows may be written.
+    """
+    if expects_rows and (expected := expected_rows(group)):
+        settled = settle(group, expected, version, now)
+        write_expected(cursor, settled.writes, expected, lambda: check_time(deadline))
+        return settled
+    wanted = deciding(group)
+    current = load_rows(cursor, wanted.items(), deadline) if wanted else {}
+    settled = settle(group, current, version, now)
+    if current and (shown := unread(settled)):
+        settled = with_values(settled, load_rows(cursor, [(address, True) for address in shown], deadline))
+    if settled.writes:
+        write_rows(cursor, settled.writes, current, deadline)
+    return settled
 
 
 def load_rows(cursor: apsw.Cursor, wanted: Iterable[tuple[Address, bool]], deadline: float) -> dict[Address, Record]:

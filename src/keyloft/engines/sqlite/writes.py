@@ -12,18 +12,17 @@ from msgspec import Struct
 
 from keyloft import limits
 from keyloft.clock import Clock
-from keyloft.core.records import Address, Batch, LoggedChange, Record, Set, Space
+from keyloft.core.records import Batch, LoggedChange, Set, Space
 from keyloft.core.schema import Row
 from keyloft.core.slices import give_way
 from keyloft.engines import change_log
 from keyloft.engines.change_log import KeptHistory
 from keyloft.engines.commit.long_batches import GatheredVerdict, divided, is_long
 from keyloft.engines.commit.outcomes import Outcome, committed, failed, joined
-from keyloft.engines.commit.settle import Settled, deciding, settle, unread, with_values
 from keyloft.engines.sqlite.errors import FAILS_WHOLE_GROUP, OF_SQLITE, is_unknown_commit, unknown_commit
-from keyloft.engines.sqlite.expected import NotAsExpected, expected_rows, replaced_version, write_expected
+from keyloft.engines.sqlite.expected import NotAsExpected, replaced_version
 from keyloft.engines.sqlite.file import SqliteFile, busy_handler
-from keyloft.engines.sqlite.group_rows import TakesTooLong, check_time, load_rows, write_rows
+from keyloft.engines.sqlite.group_rows import TakesTooLong, check_time, settle_and_write
 from keyloft.engines.sqlite.inherited import lock_of
 from keyloft.engines.sqlite.log import last_logged, last_to_follow
 from keyloft.engines.sqlite.lone_callers import sync_times
@@ -315,7 +314,7 @@ class SqliteWriter:
         if sets is not None:
             settled = write_sets(self._cursor, sets, version, now, lambda: check_time(deadline))
         else:
-            settled = self._write(group, version, now, deadline, expects_rows=expects_rows)
+            settled = settle_and_write(self._cursor, group, version, now, deadline, expects_rows=expects_rows)
         has_version = settled.version != version
         if has_version:
             log_size, part = self._log(settled.changes, settled.version, version, now, log_size)
@@ -346,7 +345,7 @@ class SqliteWriter:
         for part in divided(batch):
             if gathered.refuses(part):
                 break
-            settled = self._write([part], version, now, math.inf, expects_rows=expects_rows)
+            settled = settle_and_write(self._cursor, [part], version, now, math.inf, expects_rows=expects_rows)
             gathered.add(settled)
             if settled.changes:
                 log_size, parts = self._log(settled.changes, version + 1, version, now, log_size, parts)
@@ -358,32 +357,6 @@ class SqliteWriter:
                 log_size, _ = self._log((), version + 1, version, now, log_size)
             self._trim_log(now, log_size)
         return UncommittedGroup(outcome, now, has_version, is_small=False, log_size=log_size)
-
-    def _write(self, group: list[Batch], version: int, now: int, deadline: float, *, expects_rows: bool) -> Settled:
-        """Decide a group, and write the rows that it changes.
-
-        Raises:
-            NotAsExpected: Other rows are stored than the group expects; some of its rows may be written.
-        """
-        if expects_rows and (expected := expected_rows(group)):
-            settled = settle(group, expected, version, now)
-            write_expected(self._cursor, settled.writes, expected, lambda: check_time(deadline))
-            return settled
-        settled, current = self._settled(group, version, now, deadline)
-        if settled.writes:
-            write_rows(self._cursor, settled.writes, current, deadline)
-        return settled
-
-    def _settled(
-        self, group: list[Batch], version: int, now: int, deadline: float
-    ) -> tuple[Settled, dict[Address, Record]]:
-        """The decisions on a group, and the stored rows on which they are based."""
-        wanted = deciding(group)
-        current = load_rows(self._cursor, wanted.items(), deadline) if wanted else {}
-        settled = settle(group, current, version, now)
-        if current and (shown := unread(settled)):
-            settled = with_values(settled, load_rows(self._cursor, [(address, True) for address in shown], deadline))
-        return settled, current
 
     def _log(
         self, changes: Sequence[LoggedChange], version: int, before: int, now: int, size: int, part: int = 0
