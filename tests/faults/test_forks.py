@@ -237,3 +237,23 @@ async def test_a_file_that_an_event_loop_closes_while_another_thread_forks_is_re
     vfs.in_close = fork
     await engine.aclose()
     assert codes == [0]
+
+
+async def test_a_fork_on_another_thread_waits_for_the_end_of_the_iteration_that_reads(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+
+    def child() -> None:
+        with keyloft.open_sync(path) as kv:
+            kv.increment(("children",))
+
+    async with keyloft.open(path) as kv:
+        await kv.set(("k",), 0)
+        for _ in range(10):
+            pids = list[int]()
+            await kv.get(("k",))  # its view is open until this coroutine waits
+            forking = threading.Thread(target=lambda pids=pids: pids.append(forked(child)))
+            forking.start()
+            while forking.is_alive():  # not joined in a thread: an executor can't be used during a fork
+                await asyncio.sleep(0.001)
+            assert await asyncio.to_thread(exit_code, pids[0]) == 0
+        assert (await kv.get(("children",))).value == 10

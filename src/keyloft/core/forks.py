@@ -5,7 +5,7 @@ Two processes must not share a connection, a thread or a lock.
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import RLock
 from typing import Any
@@ -18,6 +18,8 @@ class ProcessBound:
 
     fork_lock: Any = None
     """A lock that a fork takes first, so that the child inherits no half-made commit; None if there is none."""
+    fork_locks_of_loop: Sequence[Any] = ()
+    """Locks that a fork takes for the same reason, and for which an event loop may have to wait meanwhile."""
 
     def __init__(self) -> None:
         self.refusal: str | None = None
@@ -53,8 +55,12 @@ def _lock_for_fork() -> None:
     locked = ExitStack()
     locked.enter_context(no_fork)
     _forking.append(locked)
-    for lock in [opened.fork_lock for opened in _opened if opened.refusal is None and opened.fork_lock is not None]:
-        if lock.acquire(timeout=limits.FORK_SECONDS):
+    in_use = [opened for opened in _opened if opened.refusal is None]
+    waits = [(opened.fork_lock, limits.FORK_SECONDS) for opened in in_use if opened.fork_lock is not None]
+    # Last, so that no event loop waits while this thread waits for the others.
+    waits += [(lock, limits.FORK_SECONDS_OF_LOOP) for opened in in_use for lock in opened.fork_locks_of_loop]
+    for lock, seconds in waits:
+        if lock.acquire(timeout=seconds):
             locked.callback(lock.release)
 
 

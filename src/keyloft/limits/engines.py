@@ -70,6 +70,9 @@ LOOP_END_SECONDS: Final = 5.0
 FORK_SECONDS: Final = 1.0
 """How long a fork waits for the commit of another thread."""
 
+FORK_SECONDS_OF_LOOP: Final = 0.05
+"""How long it waits for an asynchronous store: for the end of an iteration of its event loop, or for a commit."""
+
 EXIT_SECONDS: Final = 1.0
 """How long the exit of the interpreter waits for a checkpoint of a synchronous store that was not closed."""
 

@@ -91,6 +91,7 @@ class SqliteEngine(ClosableEngine):
         # worker has it. A caller that reads an entry and then writes it also finds its pages cached (ADR 2).
         self.writing = WritingConnection(writer, worker, own_transaction=not file.in_memory)
         self._reader_view = View(reader, own_transaction=not file.in_memory)
+        self.fork_locks_of_loop = self._reader_view.lock, self.writing.lock
         self.wal = WriteAheadLog(file, self.writing)
         with self.writing.lock:
             self._writer = SqliteWriter(file, clock, writer, history)
