@@ -15,6 +15,7 @@ from keyloft.plugins import BotDatabase, DatabaseService
 from keyloft.plugins.quotas import Quota, Quotas
 from keyloft.plugins.usage import PluginUsage
 from keyloft.semantic import SemanticService, SemanticStore
+from tests.support import plugin_files
 from tests.support.plugin_files import until_idle
 from tests.support.postgres import database_url
 
@@ -151,6 +152,28 @@ async def test_writes_of_one_key_keep_their_order_under_a_quota(client: Nats, tm
                 client, [("set", {"key": f"t{number}", "value": 1}), ("touch", {"key": f"t{number}", "ttl": 60})]
             )
             assert (put, touched["exists"]) == ({"success": True}, True), "a touch behind the set of its key finds it"
+
+
+async def test_a_get_waits_for_the_earlier_write_although_those_between_were_not_carried_out(
+    client: Nats, tmp_path: Path
+) -> None:
+    async with (
+        BotDatabase(tmp_path / "bot.db") as db,
+        plugin_files.serving(client, db, PREFIX, deadline=0.3) as service,
+    ):
+        async with plugin_files.locked(db):
+            await client.publish(f"{PREFIX}.trivia.set", b'{"key":"k","value":"published"}')
+            other = await client.request(f"{PREFIX}.quotes.get", b'{"key":"k"}', timeout=SECONDS)
+            assert json.loads(other.data)["success"], "the database has the published set by now"
+            asked = [
+                client.request(f"{PREFIX}.trivia.set", b'{"key":"k","value":1}', timeout=SECONDS) for _ in range(3)
+            ]
+            late = [json.loads(reply.data) for reply in await asyncio.gather(*asked)]
+            assert all(["it was not carried out" in one["message"] for one in late])
+            replied: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            service.hand_in(["trivia"], "get", b'{"key":"k"}', replied.set_result)
+            await asyncio.sleep(0.05)
+        assert json.loads(await replied) == {"success": True, "exists": True, "value": "published"}
 
 
 async def test_a_semantic_read_shows_no_later_write(client: Nats) -> None:

@@ -177,7 +177,8 @@ class Request(Struct, gc=False, eq=False):
     waits_for: int = 0
     """For how many earlier requests it waits."""
     before: Optional["Request"] = None
-    """Of a write of one key: the write of that key before it, if that was under way."""
+    """Of a write of one key: the write of that key before it, if that was under way. Once it has ended, because it was
+    withdrawn: the last one that was still under way."""
     waiting: list["Request"] | None = None
     """The later requests that wait for it."""
     cancel: Callable[[], bool] | None = None
@@ -393,9 +394,11 @@ class Owner:
             self.unordered -= 1
         if self._exclusive is write:
             self._exclusive = None
-        before, write.before = write.before, None
         # A withdrawn write may end before an earlier write of its key: requests that waited for it wait for that one.
-        heir = None if before is None or before.is_done else before
+        heir = write.before
+        while heir is not None and heir.is_done:
+            heir = heir.before
+        write.before = heir  # kept for a later write of the key, which may be withdrawn, too
         writing = self._writing
         for key in write.written or ():
             if (last := writing.pop(key, None)) is not write:
