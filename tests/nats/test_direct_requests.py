@@ -99,6 +99,26 @@ async def _pending(subscription: Any) -> AsyncIterator[Any]:
         yield await subscription.next_msg()
 
 
+async def test_one_whose_answer_fails_harms_no_other(
+    client: Nats, db: BotDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(reply: bytes) -> None:
+        raise ValueError("no longer there")
+
+    async with serving(client, db, PREFIX, deadline=0.3) as service:
+        service.hand_in(["trivia"], "get", b'{"key":"k"}', fail)
+        async with locked(db):
+            _, before = hand_in(service, "quotes.set", key="k", value=1)
+            service.hand_in(["trivia"], "set", b'{"key":"k","value":1}', fail)
+            _, after = hand_in(service, "cards.set", key="k", value=1)
+            late = [json.loads(await one) for one in (before, after)]
+            assert {one["error_code"] for one in late} == {"DATABASE_ERROR"}
+        service.hand_in(["trivia"], "set", b'{"key":"k","value":2}', fail)
+        assert await ask(service, "cards.set", key="k", value=2) == {"success": True}
+        assert await ask(service, "trivia.get", key="k") == {"success": True, "exists": True, "value": 2}
+    assert caplog.text.count("a function that was to take a reply failed") == 3
+
+
 async def test_a_late_one_is_answered_and_says_whether_it_may_be_carried_out(client: Nats, db: BotDatabase) -> None:
     async with serving(client, db, PREFIX, deadline=0.3) as service:
         async with locked(db):

@@ -1,11 +1,14 @@
 """Requests that reach an intake directly instead of over NATS, as those of HTTP do: their replies go to a function."""
 
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from keyloft.errors import KeyloftError
 from keyloft.nats.refused_operations import RefusedOperation
 from keyloft.nats.requests import Request
+
+logger = logging.getLogger(__name__)
 
 DIRECT: Final = b"not over NATS"
 """Stands for the reply subject of a direct request, which has a deadline because its client waits. It is no subject of
@@ -37,9 +40,12 @@ class DirectRequest:
         request.collector = self
 
     def add(self, position: int, reply: bytes, is_written: bool) -> None:
-        """Take the reply."""
+        """Take the reply. If `answer` raises, that is logged: requests that are answered at the same time go on."""
         self._request = None
-        self._answer(reply)
+        try:
+            self._answer(reply)
+        except Exception:
+            logger.exception("a function that was to take a reply failed")
 
     def withdraw(self) -> None:
         """Note that the client no longer waits for the reply: nothing more is begun for it, and its reads are given up.
