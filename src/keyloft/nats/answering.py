@@ -18,7 +18,7 @@ from keyloft.nats.requests import Operation, Owner, Request
 from keyloft.nats.scheduler import OwnerScheduler
 
 
-class Answering:
+class RequestAnswers:
     """The part of an intake that requests reach last."""
 
     _is_empty: asyncio.Event

@@ -40,7 +40,10 @@ class JointWrites:
         self._begun = WritesTogether()
 
     def add(self, request: Request, batch: Batch) -> None:
-        """Add a small write. Whoever hands another write to the engine calls `submit` first, to keep their order."""
+        """Add a small write.
+
+        Before a write goes to the engine by another way, `submit` must be called, so that their order stays.
+        """
         begun = request.together = self._begun
         begun.requests.append(request)
         begun.batches.append(batch)

@@ -9,14 +9,14 @@ from typing import Any
 from keyloft import limits
 from keyloft.core.engine import Engine, TakesSeveral, Verdict
 from keyloft.core.records import Committed, Get
-from keyloft.nats.answering import Answering
+from keyloft.nats.answering import RequestAnswers
 from keyloft.nats.bounds import IntakeBounds
 from keyloft.nats.joint_reads import read_at_once
 from keyloft.nats.many import NO_REPLIES, Collectors, ManyRequests, ManyWrites, PartCollector, requests_of
 from keyloft.nats.requests import EngineWrite, Operation, Owner, Request
 
 
-class ManyIntake(Answering):
+class ManyIntake(RequestAnswers):
     """The part of an intake that handles messages with several requests."""
 
     _bounds: IntakeBounds
