@@ -63,7 +63,7 @@ class RequestAnswers:
             elif request.read is not None:
                 owner.end_read(request)
             # As in `end` and in `_make_room`: otherwise these requests would never be freed.
-            request.cancel = request.together = request.content = None
+            request.cancel = request.joint = request.content = None
             owner.under_way -= 1
             owner.under_way_bytes -= size
             owner.request_bytes -= size
@@ -182,9 +182,9 @@ class RequestAnswers:
     def end(self, request: Request) -> None:
         """Note that a request is done, and let its owner go on."""
         owner = request.owner
-        # `cancel` and `together` refer back to the request, and Python's garbage collector does not follow requests
+        # `cancel` and `joint` refer back to the request, and Python's garbage collector does not follow requests
         # (`gc=False`): it would free neither.
-        request.cancel = request.together = request.content = None
+        request.cancel = request.joint = request.content = None
         if request.written is not None:
             owner.end_write(request)
         elif request.read is not None:

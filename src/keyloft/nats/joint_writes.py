@@ -14,7 +14,7 @@ from keyloft.nats.requests import Request
 _Decided = Callable[[Sequence[Request], Sequence[Verdict | Exception]], None]
 
 
-class WritesTogether:
+class JointSubmission:
     """Writes that are handed to the engine together, of which each can be withdrawn."""
 
     __slots__ = ("batches", "requests", "submission")
@@ -37,14 +37,14 @@ class JointWrites:
         """`decided` is called with writes, and the verdict on each or why the engine does not take them."""
         self._engine = engine
         self._decided = decided
-        self._begun = WritesTogether()
+        self._begun = JointSubmission()
 
     def add(self, request: Request, batch: Batch) -> None:
         """Add a small write.
 
         Before a write goes to the engine by another way, `submit` must be called, so that their order stays.
         """
-        begun = request.together = self._begun
+        begun = request.joint = self._begun
         begun.requests.append(request)
         begun.batches.append(batch)
         if len(begun.requests) >= limits.WRITES_SUBMITTED_TOGETHER:
@@ -54,7 +54,7 @@ class JointWrites:
         """Hand the writes that were added to the engine."""
         begun = self._begun
         if begun.requests:
-            self._begun = WritesTogether()
+            self._begun = JointSubmission()
             try:
                 begun.submission = self._engine.submit_each(begun.batches, partial(self._report, begun.requests))
             except Exception as error:

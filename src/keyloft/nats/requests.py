@@ -140,7 +140,7 @@ class ReplyCollector(Protocol):
 
 
 class WithdrawsWrites(Protocol):
-    """Writes that were handed to the engine together."""
+    """Small writes of several requests that go to the engine together (`joint_writes.py`)."""
 
     def withdraw(self, request: "Request") -> bool:
         """Withdraw one of them, unless it is being written; returns whether that was done."""
@@ -183,8 +183,8 @@ class Request(Struct, gc=False, eq=False):
     """The later requests that wait for it."""
     cancel: Callable[[], bool] | None = None
     """Stops what was begun, if that is still possible; returns whether it was."""
-    together: WithdrawsWrites | None = None
-    """Of a write that was handed to the engine together with others: where it can be withdrawn, instead of `cancel`."""
+    joint: WithdrawsWrites | None = None
+    """Of a write that goes to the engine together with others: what withdraws it alone, instead of `cancel`."""
     collector: ReplyCollector | None = None
     """Where its reply goes, if its message held several requests, or did not arrive over NATS."""
     position: int = 0
@@ -192,8 +192,8 @@ class Request(Struct, gc=False, eq=False):
 
     def stop(self) -> bool:
         """Stop what was begun, if that is still possible; returns whether it was."""
-        if self.together is not None:
-            return self.together.withdraw(self)
+        if self.joint is not None:
+            return self.joint.withdraw(self)
         return self.cancel is not None and self.cancel()
 
 
