@@ -388,6 +388,26 @@ async def test_a_client_that_reads_nothing_holds_a_bounded_number_of_events(
         assert [event.key for event in await some_of(watch, 40)] == [f"k{number:02}" for number in range(40)]
 
 
+async def test_an_expiry_of_a_service_that_goes_on_has_no_lower_version_than_what_was_reported(
+    client: DatabaseClient,
+) -> None:
+    async with client.kv.watch() as watch:
+        for number in range(3):
+            await client.kv.set("x", number)
+        before = (await some_of(watch, 3))[-1]
+        # The next service goes on behind the last version that arrived as a whole.
+        run, earlier = 10**6, before.version - 1
+        expiry = EventMessage(key="expired", version=earlier, deleted=True, run=run, sequence=2)
+        put = EventMessage(key="expired", version=before.version, deleted=False, run=run, sequence=3)
+        [subject] = client.watches.values()
+        for message in (EventMessage(version=earlier, run=run, sequence=1), expiry, put):
+            await client.nats.publish(subject, encode(message))
+        assert await some_of(watch, 2) == [
+            Event("expired", before.version, deleted=True),
+            Event("expired", before.version),
+        ]
+
+
 async def _is_full(watch: RemoteWatch) -> bool:
     return len(watch.unread) == 5
 

@@ -60,6 +60,8 @@ class RemoteWatch(AsyncClosing):
         self._received_to = since
         """Everything up to this version has arrived; after an interruption the watch continues from there."""
         self._reported_to = since
+        self._newest = 0
+        """The version of the event that was reported last."""
         self.unread: deque[EventMessage] = deque()
         """Events that have arrived and are not yet reported."""
         self._seen: OrderedDict[str, tuple[int, bool]] = OrderedDict()
@@ -163,15 +165,18 @@ class RemoteWatch(AsyncClosing):
         self._reported_to = max(self._reported_to or 0, message.version - message.more)
         if message.key is UNSET:
             return None
-        deleted = bool(message.deleted)
+        deleted, version = bool(message.deleted), message.version
         last = self._seen.get(message.key)
-        if last is not None and ((message.version, deleted) <= last or (deleted and last[1])):
+        if last is not None and ((version, deleted) <= last or (deleted and last[1])):
             return None
-        self._seen[message.key] = message.version, deleted
+        self._seen[message.key] = version, deleted
         self._seen.move_to_end(message.key)
         if len(self._seen) > limits.REMEMBERED_EVENTS:
             self._seen.popitem(last=False)
-        return Event(message.key, message.version, deleted)
+        # A service that goes on gives an expiry the version from which it goes on; the one before may have published
+        # events of a later one.
+        self._newest = max(version, self._newest)
+        return Event(message.key, self._newest if deleted else version, deleted)
 
     # Beginning and going on
 
