@@ -150,7 +150,8 @@ async def test_touches_of_another_process_in_time_are_not_reported(
         while not any([change.kind is ChangeKind.EXPIRED for change in changes]):
             changes += await log.take()
             await asyncio.sleep(0.001)
-        assert {change.key for change in changes} == {b"%d" % number}
+        assert b"%d" % number in {change.key for change in changes}
         version = other.touch(b"lock", 5000)
         assert await engine.read(Latest()) == [version]
-        assert await caught_up(engine, log) == []
+        # What was reported before may be reported again.
+        assert b"lock" not in [change.key for change in await caught_up(engine, log)]
